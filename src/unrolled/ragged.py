@@ -90,7 +90,9 @@ class Ragged:
         live = torch.arange(padded.shape[1], device=padded.device) < lengths[:, None]
         return _unchecked(padded[live], _offsets(lengths))
 
-    def to_padded(self, batch_first: bool = False, total_length: int | None = None, padding_value: float = 0.0) -> Tensor:
+    def to_padded(
+        self, batch_first: bool = False, total_length: int | None = None, padding_value: float = 0.0
+    ) -> Tensor:
         """To (T, B, ...), or (B, T, ...) with `batch_first`; `total_length` sets T, else the longest sequence does."""
         longest = int(self.lengths.max()) if len(self) else 0
         steps = longest if total_length is None else total_length
@@ -161,14 +163,21 @@ def check_lengths(lengths: Lengths, sequences: int, longest: int) -> Tensor:
     """`lengths` as int64 (B,). ValueError where it does not fit `sequences` of at most `longest` steps."""
     lengths = _integers(lengths, "lengths")
     if lengths.shape != (sequences,):
-        raise ValueError(f"lengths must have one number for each of {sequences} sequences, found shape {tuple(lengths.shape)}")
-    if not torch.compiler.is_compiling() and sequences and not (int(lengths.min()) >= 0 and int(lengths.max()) <= longest):
+        raise ValueError(
+            f"lengths must have one number for each of {sequences} sequences, found shape {tuple(lengths.shape)}"
+        )
+    if (
+        not torch.compiler.is_compiling()
+        and sequences
+        and not (int(lengths.min()) >= 0 and int(lengths.max()) <= longest)
+    ):
         raise ValueError(f"lengths must lie in [0, {longest}], found {int(lengths.min())} to {int(lengths.max())}")
     return lengths
 
 
 def _integers(numbers: Lengths, name: str) -> Tensor:
-    numbers = torch.as_tensor(numbers) if len(numbers) else torch.as_tensor(numbers, dtype=torch.int64)
+    if not isinstance(numbers, Tensor):
+        numbers = torch.as_tensor(numbers, dtype=None if len(numbers) else torch.int64)
     if numbers.is_floating_point() or numbers.is_complex() or numbers.dtype == torch.bool:
         raise TypeError(f"{name} must be whole numbers, found {numbers.dtype}")
     return numbers.to(torch.int64)

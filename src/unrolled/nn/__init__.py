@@ -1,0 +1,10 @@
+"""Modules with torch.nn's names, signatures and state_dict; they hold parameters and no mathematics."""
+
+from unrolled.nn.basic import Dropout as Dropout
+from unrolled.nn.basic import Embedding as Embedding
+from unrolled.nn.basic import Linear as Linear
+from unrolled.nn.convert import convert as convert
+from unrolled.nn.losses import CrossEntropyLoss as CrossEntropyLoss
+from unrolled.nn.losses import MSELoss as MSELoss
+from unrolled.nn.recurrent import RNN as RNN
+from unrolled.nn.recurrent import last as last

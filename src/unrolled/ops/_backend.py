@@ -1,0 +1,72 @@
+"""Which of the two runs: the equation or the core."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+try:
+    from unrolled import _core as core
+except ImportError:
+    core = None  # installed without a C++ compiler
+
+Backend = Literal["auto", "core", "equations"]
+BUILD_COMMAND = "pip install --force-reinstall --no-deps -c constraints.txt .   (needs a C++17 compiler)"
+
+_backend: Backend = "auto"
+
+
+def backends() -> dict[str, str | None]:
+    """What can run: "equations" always; "core" with the CPU variant it uses, or None where it is not built."""
+    return {"equations": "torch", "core": core.variant() if core else None}
+
+
+def use(backend: Backend) -> AbstractContextManager[None]:
+    """Choose for the whole process what the operators run on; as a context manager, until its end.
+
+    "auto": the core for float32 and float64 on the CPU, else the equation. "core": the core alone, an error where it
+    cannot run. "equations": no operator at all, autograd differentiates the plain forward; slow, any order of derivative.
+    Errors: ValueError for another name; RuntimeError for "core" where it is not built.
+    """
+    global _backend
+    if backend not in ("auto", "core", "equations"):
+        raise ValueError(f'use() takes "auto", "core" or "equations", found {backend!r}')
+    if backend == "core" and core is None:
+        raise RuntimeError(f"the core is not built; to build it: {BUILD_COMMAND}")
+    before, _backend = _backend, backend
+    return _restore(before)
+
+
+@contextmanager
+def _restore(before: Backend) -> Iterator[None]:
+    global _backend
+    try:
+        yield
+    finally:
+        _backend = before
+
+
+def equations_only() -> bool:
+    return _backend == "equations"
+
+
+def on_core(*tensors: Tensor) -> bool:
+    """Whether the core takes these tensors. Under `use("core")` a TypeError says why not."""
+    first = tensors[0]
+    fits = all(t.device.type == "cpu" and t.dtype == first.dtype for t in tensors) and first.dtype in (
+        torch.float32,
+        torch.float64,
+    )
+    if _backend == "core" and not fits:
+        found = ", ".join(f"{t.dtype} on {t.device}" for t in tensors)
+        raise TypeError(f"the core takes float32 or float64 on the CPU, all alike; found {found}")
+    return fits and core is not None
+
+
+def arrays(*tensors: Tensor | None) -> list[Any]:
+    """numpy views for the core, whose arrays lie row by row."""
+    return [None if t is None else t.detach().contiguous().numpy() for t in tensors]

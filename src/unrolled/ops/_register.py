@@ -1,0 +1,65 @@
+"""How an operator becomes known to PyTorch: a pair of plain kernels with fake and vmap rules, and one Function above them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Kernel = Callable[..., Any]
+
+
+def register(schema: str, kernel: Kernel, fake: Kernel) -> Kernel:
+    """Define `unrolled::<schema>` with its kernel, fake kernel, vmap rule (a loop over the examples) and autocast to float32."""
+    name = "unrolled::" + schema[: schema.index("(")]
+    torch.library.define(name, schema[schema.index("(") :])
+    torch.library.impl(name, "default", kernel)
+    torch.library.register_fake(name, fake)
+    op: Kernel = getattr(torch.ops.unrolled, name.removeprefix("unrolled::")).default
+    torch.library.register_vmap(name, _loop_over_examples(op))
+    for device in ("cpu", "cuda"):
+        torch.library.register_autocast(name, device, torch.float32)
+    return op
+
+
+def _loop_over_examples(op: Kernel) -> Kernel:
+    def rule(info: Any, in_dims: Sequence[int | None], *args: Any) -> tuple[Any, Any]:
+        def example(i: int) -> Any:
+            return op(*(a if d is None else a.select(d, i) for a, d in zip(args, in_dims, strict=True)))
+
+        results = [example(i) for i in range(info.batch_size)]
+        if isinstance(results[0], Tensor):
+            return torch.stack(results), 0
+        stacked = tuple(torch.stack(parts) for parts in zip(*results, strict=True))
+        return stacked, (0,) * len(stacked)
+
+    return rule
+
+
+def backward_op(op: Kernel, name: str) -> Kernel:
+    """`op`, which computes a gradient in closed form, made to refuse a second derivative instead of getting it wrong."""
+
+    class Once(torch.autograd.Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(*args: Any) -> Any:
+            return op(*args)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            pass
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            raise RuntimeError(
+                f"{name}: its backward is a closed form that autograd cannot differentiate again; "
+                'for second derivatives run the model under `with unrolled.use("equations"):`'
+            )
+
+    def call(*args: Any) -> Any:
+        return Once.apply(*args) if torch.is_grad_enabled() else op(*args)
+
+    return call

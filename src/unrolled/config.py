@@ -13,7 +13,6 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -73,7 +72,7 @@ class DataConfig(Section):
     tokens: Literal["characters", "words", "bpe"] = "characters"
     """What one step of a text is; bpe = byte-level byte-pair encoding learned from the training texts."""
     vocabulary_size: Annotated[int, Field(ge=2)] = 10_000
-    """At most this many tokens, the most frequent ones, <unk> included."""
+    """At most this many tokens, the most frequent ones; <unk>, which characters and words have, is one of them."""
     min_frequency: Positive = 2
     """Characters and words seen less often in training, and bpe merges likewise, are not learned (become <unk>)."""
     lowercase: bool = False
@@ -95,6 +94,13 @@ class DataConfig(Section):
                 raise ValueError(f"values_column needs JSONL files, found format = {self.format!r}")
         if self.format == "pairs":
             self._unused("in files without a header", "text_column", "label_column")
+        column = self.values_column or self.text_column
+        if column == self.label_column:
+            raise ValueError(f"the label and the input cannot both be in column {column!r}")
+        if self.tokens == "bpe" and self.vocabulary_size < 256:
+            raise ValueError(
+                f"vocabulary_size must be >= 256, one for each byte, with bpe, found {self.vocabulary_size}"
+            )
         if self.valid_fraction + self.test_fraction >= 1:
             raise ValueError(
                 f"valid_fraction + test_fraction must leave something to train on (< 1), "

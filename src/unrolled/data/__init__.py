@@ -1,0 +1,1 @@
+"""From files to sequences: readers, splits, tokenizers, batches. Nothing here imports torch."""

@@ -23,7 +23,7 @@ SURNAMES = {
     "Irish": {"ga_IE": ["last_names"]},
     "Italian": {"it_IT": ["last_names"]},
     "Polish": {"pl_PL": ["male_last_names", "unisex_last_names"]},
-    "Slovak": {"sk_SK": ["last_names"]},
+    "Slovak": {"sk_SK": ["last_names_male"]},
     "Spanish": {"es_ES": ["last_names"]},
 }
 

@@ -12,6 +12,8 @@ from unrolled.config import DataConfig
 Numbers = list[list[float]]
 Input = str | Numbers
 
+LARGEST = 1e38  # what float32 can hold
+
 
 class DataError(ValueError):
     """Data that cannot be used: names the file, the line, what was found and what is allowed."""
@@ -92,8 +94,7 @@ def _numbers(value: Any, where: str) -> Numbers:
 def _number(value: Any, where: str, step: int, channel: int) -> float:
     number = math.nan
     if isinstance(value, int | float) and not isinstance(value, bool):
-        number = float(value) if abs(value) <= 1e300 else math.inf * (1 if value > 0 else -1)
+        number = float(value) if abs(value) < LARGEST else math.inf
     if not math.isfinite(number):
-        found = number if isinstance(value, float | int) and not isinstance(value, bool) else kind(value)
-        raise DataError(f"{where}: time step {step}, channel {channel} must be a finite number, found {found}")
+        raise DataError(f"{where}: time step {step}, channel {channel} must be a finite number, found {kind(value)}")
     return number

@@ -1,0 +1,3 @@
+"""Networks composed from `unrolled.nn`: embeddings, encoders, heads."""
+
+from unrolled.models.classifier import SequenceClassifier as SequenceClassifier

@@ -1,0 +1,24 @@
+"""What is learned: each task says which data, model, loss and metrics belong together."""
+
+from __future__ import annotations
+
+import importlib
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from unrolled.tasks.classify import ClassifyTask
+
+TASKS = {"classify": "unrolled.tasks.classify:ClassifyTask"}
+
+
+def task_class(name: str) -> type[ClassifyTask]:
+    """The class of a task by its name; only now its modules, and PyTorch, are imported."""
+    if name not in TASKS:
+        close = get_close_matches(name, TASKS, n=1)
+        raise ValueError(
+            f"no task {name!r}: " + (f"did you mean {close[0]}?" if close else f"there are {', '.join(TASKS)}")
+        )
+    module, _, attribute = TASKS[name].partition(":")
+    found: type[ClassifyTask] = getattr(importlib.import_module(module), attribute)
+    return found

@@ -1,0 +1,149 @@
+"""The run folder: what lies where, when it may be written to, and on what machine the run was made."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import tempfile
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+
+from unrolled import backends
+from unrolled.config import Config, option_names, parse_config, read_yaml, to_yaml
+from unrolled.training import checkpoint
+from unrolled.training.task import Task
+
+RESUMABLE = ("epochs", "max_steps", "patience", "checkpoint_every", "device", "threads")  # of [training]: may change
+_FILES = ("config.yaml", "environment.json", "metrics.jsonl", "metrics.json", "train.log")
+
+
+class RunFolder:
+    """The files of one run. `best` and `last` are replaced whole, see `checkpoint.commit`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config, self.environment = path / "config.yaml", path / "environment.json"
+        self.metrics_lines, self.metrics, self.log = path / "metrics.jsonl", path / "metrics.json", path / "train.log"
+        self.best, self.last = path / "model-best", path / "model-last"
+
+    def check(self, config: Config, resume: bool, overwrite: bool) -> None:
+        """ValueError where a run may not be written here."""
+        if resume and overwrite:
+            raise ValueError("--resume continues a run and --overwrite begins it again: choose one")
+        if self.path.exists() and not self.path.is_dir():
+            raise ValueError(f"output_dir {self.path} is a file, expected a folder")
+        if not self.path.exists() or not any(self.path.iterdir()) or overwrite:
+            return
+        if not resume:
+            raise ValueError(
+                f"the folder {self.path} is not empty: continue its run with --resume, "
+                "begin it again with --overwrite, or choose another --output-dir"
+            )
+        if not self.config.exists():
+            raise ValueError(f"the folder {self.path} holds no run to resume: it has no config.yaml")
+        self._check_same(parse_config(read_yaml(self.config), str(self.config)), config)
+
+    def _check_same(self, before: Config, now: Config) -> None:
+        for name in option_names():
+            found, allowed = _option(now, name), _option(before, name)
+            free = name == "output_dir" or name in [f"training.{key}" for key in RESUMABLE]
+            if found != allowed and not free:
+                raise ValueError(
+                    f"cannot resume {self.path} with {name} = {found!r}: it began with {allowed!r}. "
+                    f"What may change is training.{', '.join(RESUMABLE)}"
+                )
+
+    def begin(self, config: Config, fabric: Fabric, resumed: bool) -> None:
+        """Clear the files of an earlier run unless it is resumed, and write down configuration and machine."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        if not resumed:
+            for name in _FILES:
+                (self.path / name).unlink(missing_ok=True)
+            for folder in (self.best, self.last, *self.path.glob("nonfinite-*")):
+                checkpoint.remove(folder)
+        checkpoint.settle(self.best)
+        checkpoint.settle(self.last)
+        checkpoint.write_text(self.config, to_yaml(config))
+        here = describe_environment(fabric)
+        if resumed and self.environment.exists():
+            here = checkpoint.read_json(self.environment) | {"resumed": [*self.sessions(), here]}
+        checkpoint.write_json(self.environment, here)
+
+    def check_same_data(self, task: Task) -> None:
+        """ValueError where the task made from the data of today is not the one in the checkpoint."""
+        with tempfile.TemporaryDirectory() as temporary:
+            task.save(Path(temporary))
+            for now in sorted(set(Path(temporary).iterdir()) - {Path(temporary, "config.json")}):
+                before = self.last / now.name
+                if not before.exists() or before.read_bytes() != now.read_bytes():
+                    raise ValueError(f"cannot resume {self.path}: the data have changed, they give another {now.name}")
+
+    def sessions(self) -> list[Any]:
+        resumed: list[Any] = checkpoint.read_json(self.environment).get("resumed", [])
+        return resumed
+
+    def add_metrics(self, line: dict[str, Any]) -> None:
+        with self.metrics_lines.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(checkpoint.finite(line), ensure_ascii=False) + "\n")
+
+    def forget_metrics_after(self, step: int) -> None:
+        """Drop the evaluations made after the checkpoint of `step`: they will be made again."""
+        if self.metrics_lines.exists():
+            lines = self.metrics_lines.read_text(encoding="utf-8").splitlines()
+            kept = [line for line in lines if line.endswith("}") and json.loads(line)["step"] <= step]
+            checkpoint.write_text(self.metrics_lines, "".join(line + "\n" for line in kept))
+
+
+def default_path(config: Config) -> Path:
+    """runs/TASK-DATE-TIME, with a number behind it where that is taken."""
+    name = f"{config.task}-{time.strftime('%Y%m%d-%H%M%S')}"
+    candidates = (Path("runs") / (name if i == 0 else f"{name}-{i}") for i in range(1000))
+    return next(path for path in candidates if not path.exists())
+
+
+def describe_environment(fabric: Fabric) -> dict[str, Any]:
+    """What the bits of a run depend on besides its configuration."""
+    packages = ("unrolled", "torch", "numpy", "safetensors", "lightning-fabric", "tokenizers")
+    return {
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "command": sys.argv,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "machine": platform.machine(),
+        "cpus": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "device": str(fabric.device),
+        "device_name": torch.cuda.get_device_name(fabric.device) if fabric.device.type == "cuda" else _cpu_name(),
+        "processes": fabric.world_size,
+        "backends": backends(),
+        "packages": {name: _version(name) for name in packages},
+    }
+
+
+def _option(config: Config, name: str) -> Any:
+    value: Any = config
+    for part in name.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(errors="replace").splitlines() if info.exists() else []
+    return next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor()
+    )

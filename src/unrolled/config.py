@@ -259,8 +259,8 @@ def nearest_option(key: str, names: list[str] | None = None) -> str | None:
 
 
 def _nearest(key: str, section: type[Section]) -> str:
-    own = nearest_option(key, list(section.model_fields))
-    found = own or nearest_option(key)
+    elsewhere = [name for name in option_names() if name.rpartition(".")[2] == key]
+    found = elsewhere[0] if elsewhere else nearest_option(key, list(section.model_fields)) or nearest_option(key)
     allowed = ", ".join(section.model_fields)
     return f"did you mean {found}?" if found else f"allowed are {allowed}"
 

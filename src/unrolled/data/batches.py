@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -50,7 +51,7 @@ class BatchSampler:
                 if filled > self.batch_tokens:
                     starts.append(i)
                     filled = tokens
-        return [order[i:j].tolist() for i, j in zip(starts, [*starts[1:], len(order)], strict=True)]
+        return [order[i:j].tolist() for i, j in pairwise([*starts, len(order)])]
 
     def num_batches(self, epoch: int) -> int:
         """How many optimizer steps an epoch has: with `batch_tokens` epochs differ."""

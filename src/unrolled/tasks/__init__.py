@@ -16,9 +16,8 @@ def task_class(name: str) -> type[ClassifyTask]:
     """The class of a task by its name; only now its modules, and PyTorch, are imported."""
     if name not in TASKS:
         close = get_close_matches(name, TASKS, n=1)
-        raise ValueError(
-            f"no task {name!r}: " + (f"did you mean {close[0]}?" if close else f"there are {', '.join(TASKS)}")
-        )
+        hint = f"did you mean {close[0]}?" if close else "there are " + ", ".join(TASKS)
+        raise ValueError(f"no task {name!r}: {hint}")
     module, _, attribute = TASKS[name].partition(":")
     found: type[ClassifyTask] = getattr(importlib.import_module(module), attribute)
     return found

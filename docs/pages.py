@@ -46,9 +46,7 @@ def space_out(parent: ElementTree.Element, in_script: bool) -> None:
                 for column, cell in enumerate(row):
                     cell.set("columnalign", ("right", "left")[column % 2])
         elif child.get("mathvariant") == "bold":
-            child.text = text.translate(
-                {ord("0") + d: ord("𝟎") + d for d in range(10)}
-            )  # MathML Core knows no variants
+            child.text = text.translate({ord("0") + d: ord("𝟎") + d for d in range(10)})  # Core has no bold
         elif kind == "mo":
             if (text.isalpha() and len(text) > 1) or text in "…⋯":
                 child.tag = MATHML + "mi"

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from unrolled.config import DataConfig
+from unrolled.data.values import DataError
 
 UNKNOWN = "<unk>"
 
@@ -29,6 +31,16 @@ def train_tokenizer(texts: Sequence[str], data: DataConfig) -> Tokenizer:
 def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[NDArray[np.int64]]:
     """Token numbers of each text. <unk> written out in a text is ordinary text; an empty text has no tokens."""
     return [np.array(encoding.ids, dtype=np.int64) for encoding in tokenizer.encode_batch_fast(list(texts))]
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """A tokenizer from its JSON file. DataError where the file is missing or damaged."""
+    try:
+        return Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(f"{path}: {(error.strerror or str(error)).lower()}") from None
+    except Exception as error:  # noqa: BLE001 (the library raises Exception itself)
+        raise DataError(f"{path}: damaged, {error}") from None
 
 
 def normalize(text: str, data: DataConfig) -> str:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from unrolled.config import Config, parse_config
 from unrolled.data.load import load, load_splits, source_of
 from unrolled.data.scaler import Scaler
-from unrolled.data.tokenizer import encode, train_tokenizer
+from unrolled.data.tokenizer import encode, load_tokenizer, train_tokenizer
 from unrolled.data.values import DataError, Input, Row, check_channels, check_input
 from unrolled.models import SequenceClassifier
 from unrolled.nn import CrossEntropyLoss
@@ -123,7 +123,7 @@ class ClassifyTask:
         """
         logits = self._logits(model, examples, batch_size)
         targets = torch.tensor([e.target for e in examples], dtype=torch.int64)
-        loss = torch.nn.functional.cross_entropy(logits, targets, reduction="sum").item() / max(len(examples), 1)
+        loss = CrossEntropyLoss(reduction="sum")(logits, targets).item() / max(len(examples), 1)
         confusion = metrics.confusion_matrix(targets.tolist(), logits.argmax(1).tolist(), len(self.labels))
         return {
             "loss": loss,
@@ -175,7 +175,7 @@ class ClassifyTask:
         if config.data.values_column is not None:
             encoder = Scaler.from_json(_read_json(folder / "scaler.json"))
         else:
-            encoder = Tokenizer.from_str(json.dumps(_read_json(folder / "tokenizer.json")))
+            encoder = load_tokenizer(folder / "tokenizer.json")
         return cls(config, encoder, _read_json(folder / "labels.json"))
 
     def _encode(self, inputs: Sequence[Any], where: Sequence[str]) -> list[NDArray[Any]]:

@@ -14,8 +14,8 @@ from typing import Any
 def commit(folder: Path, write: Callable[[Path], None]) -> None:
     """Replace `folder` by what `write(draft)` puts into an empty folder.
 
-    The draft is written beside `folder`, flushed to the disk, and becomes `.NAME.new` by one rename, which is the commit.
-    What follows only tidies up, and whoever opens the folder next (`committed`, `settle`) can do it as well.
+    The draft is written beside `folder`, flushed to the disk, and becomes `.NAME.new` by one rename: the commit. What
+    follows only tidies up, and whoever opens the folder next (`committed`, `settle`) can do it as well.
     """
     settle(folder)
     draft, new = _beside(folder, "draft"), _beside(folder, "new")

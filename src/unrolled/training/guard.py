@@ -89,7 +89,7 @@ def _watch(model: nn.Module, inputs: Ragged, findings: list[Finding]) -> Iterato
         if isinstance(values, Tensor):
             check("output", values)
             if values.requires_grad:
-                values.register_hook(partial(check, "gradient of the output"))
+                values.register_hook(partial(check, "gradient of the output"))  # type: ignore[no-untyped-call]
 
     with ExitStack() as stack:
         for name, module in model.named_modules():

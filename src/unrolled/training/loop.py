@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import torch
 from lightning_fabric import Fabric
 from safetensors.torch import load_model, save_file, save_model
+from torch import Tensor
 
 from unrolled.config import Config
 from unrolled.data.batches import BatchSampler
@@ -165,9 +166,9 @@ class Trainer:
     def total(self, *numbers: Any) -> list[float]:
         """Each number summed over the processes."""
         mine = torch.tensor([float(number) for number in numbers], dtype=torch.float64, device=self.fabric.device)
-        self.fabric.all_reduce(mine, reduce_op="sum")
-        summed: list[float] = mine.tolist()
-        return summed
+        summed = self.fabric.all_reduce(mine, reduce_op="sum")
+        assert isinstance(summed, Tensor)
+        return [float(number) for number in summed]
 
     def report(self, loss: float) -> None:
         assert self.progress

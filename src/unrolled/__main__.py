@@ -1,0 +1,5 @@
+"""python -m unrolled"""
+
+from unrolled.cli import main
+
+main()

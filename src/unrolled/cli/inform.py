@@ -1,0 +1,116 @@
+"""unrolled verify, unrolled info"""
+
+from __future__ import annotations
+
+import json as json_format
+from pathlib import Path
+from typing import Any
+
+from unrolled.cli import tables
+from unrolled.cli.options import recipe_files
+from unrolled.tasks import TASKS
+
+
+def verify(*names: str, json: bool = False) -> int:
+    """Prove the gradients right on this machine: every operator before independent judges. Exit code 1 if one objects.
+
+    Parameters
+    ----------
+    names
+        Operators to verify; without any, all.
+    json
+        Print the certificate as JSON.
+    """
+    from unrolled import verify as certificates
+
+    rows = certificates.run(list(names))
+    passed = all(row["passed"] for row in rows)
+    if json:
+        tables.print_json(rows)
+    else:
+        cells = [
+            [*(tables.number(value) for value in list(row.values())[:-1]), _verdict(row["passed"])] for row in rows
+        ]
+        tables.table(["operator", "judge", "dtype", "max relative error", "bound", "verdict"], cells)
+        failed = sum(not row["passed"] for row in rows)
+        print(f"{len(rows)} checks, {'all passed' if passed else f'{failed} FAILED'}")
+    return 0 if passed else 1
+
+
+def info(run: Path | None = None, /, *, json: bool = False) -> int:
+    """Say what this installation can do, or what is in a run folder.
+
+    Parameters
+    ----------
+    run
+        Run folder.
+    json
+        Print it as JSON.
+    """
+    facts = describe_installation() if run is None else describe_run(run)
+    if json:
+        tables.print_json(facts)
+    else:
+        metrics = facts.pop("metrics", None)
+        for name, value in facts.items():
+            tables.utf8(f"{name.replace('_', ' '):<12}{_plain(value)}\n")
+        if metrics:
+            tables.scores(metrics)
+    return 0
+
+
+def describe_installation() -> dict[str, Any]:
+    import torch
+
+    from unrolled import __version__, backends
+
+    cuda = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {
+        "version": __version__,
+        "torch": torch.__version__,
+        "backends": backends(),
+        "threads": torch.get_num_threads(),
+        "devices": ["cpu", *cuda],
+        "tasks": list(TASKS),
+        "recipes": list(recipe_files()),
+    }
+
+
+def describe_run(run: Path) -> dict[str, Any]:
+    """Read from the files of the run alone: without PyTorch."""
+    from unrolled.run import model_folder, read_config
+
+    folder = model_folder(run)
+    config = read_config(folder / "config.json")
+    with (folder / "model.safetensors").open("rb") as file:
+        header = json_format.loads(file.read(int.from_bytes(file.read(8), "little")))
+    sizes = [tensor["shape"] for name, tensor in header.items() if name != "__metadata__"]
+    facts: dict[str, Any] = {
+        "model": str(folder),
+        "task": config.task,
+        "network": config.model.model_dump(),
+        "parameters": sum(_product(shape) for shape in sizes),
+    }
+    finished = run / "metrics.json"
+    if finished.exists():
+        summary = json_format.loads(finished.read_text(encoding="utf-8"))
+        facts |= {key: summary.pop(key) for key in ("steps", "best_step", "stopped")}
+        facts["metrics"] = summary
+    return facts
+
+
+def _product(shape: list[int]) -> int:
+    product = 1
+    for size in shape:
+        product *= size
+    return product
+
+
+def _verdict(passed: bool) -> str:
+    return "ok" if passed else "FAILED"
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {'-' if part is None else part}" for key, part in value.items())
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

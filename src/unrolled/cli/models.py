@@ -1,0 +1,95 @@
+"""unrolled evaluate, unrolled predict"""
+
+from __future__ import annotations
+
+import json as json_format
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from unrolled.cli import tables
+
+
+def evaluate(
+    run: Path,
+    data: str,
+    /,
+    *,
+    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
+    json: bool = False,
+) -> int:
+    """Score a trained model on a file of labelled examples.
+
+    Parameters
+    ----------
+    run
+        Run folder; its best model is taken. Or a model folder, such as RUN/model-last.
+    data
+        File in the format of the training data.
+    output
+        Also write the metrics to this JSON file.
+    json
+        Print the metrics as JSON.
+    """
+    from unrolled.run import load
+
+    metrics = load(run).evaluate(data)
+    if output:
+        from unrolled.training.checkpoint import write_json
+
+        write_json(output, metrics)
+    if json:
+        tables.print_json(metrics)
+    else:
+        tables.scores({Path(data).name: metrics})
+        tables.classes(metrics)
+    return 0
+
+
+def predict(
+    run: Path,
+    file: str = "-",
+    /,
+    *,
+    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
+    probabilities: bool = False,
+    json: bool = False,
+) -> int:
+    """Print a label for each line, or each row of a .csv, .tsv or .jsonl file, in their order.
+
+    Parameters
+    ----------
+    run
+        Run folder; its best model is taken. Or a model folder, such as RUN/model-last.
+    file
+        What to label; - reads lines from the standard input.
+    output
+        Write to this file instead of the standard output.
+    probabilities
+        Also the probability of every label.
+    json
+        One JSON object a line, instead of the label alone (with probabilities: tab-separated LABEL=PROBABILITY).
+    """
+    from unrolled.data.readers import read_inputs
+    from unrolled.run import load
+
+    model = load(run)
+    source, content = ("<stdin>", sys.stdin.buffer.read()) if file == "-" else (file, None)
+    inputs = read_inputs(source, model.config.data, content)
+    lines = []
+    for row in model.predict(inputs, probabilities):
+        if json:
+            lines.append(json_format.dumps(row, ensure_ascii=False))
+        else:
+            shares = (f"{label}={share:.6f}" for label, share in row.get("probabilities", {}).items())
+            lines.append("\t".join([row["label"], *shares]))
+    text = "".join(line + "\n" for line in lines)
+    if output:
+        from unrolled.training.checkpoint import write_text
+
+        write_text(output, text)
+    else:
+        tables.utf8(text)
+    return 0

@@ -25,11 +25,11 @@ def train(
 ) -> RunResult:
     """Train what `config` says and leave a run folder: `output_dir`, else runs/TASK-DATE-TIME.
 
-    `resume` goes on from the last checkpoint in the folder, to the bits of a run that was never interrupted; where there
-    is none yet, the run begins. `overwrite` replaces the run in the folder. `progress` is called after each step. Under
-    torchrun every process calls this and the first one writes. Random state and threads are left as they were found.
-    Errors: ValueError for options and data that cannot be used, and for a folder that is not empty; NonFiniteError before
-    NaN or infinity reach the weights; Interrupted, a KeyboardInterrupt, after Ctrl-C, when a checkpoint is saved.
+    `resume` goes on from the last checkpoint in the folder, to the bits of a run that was never interrupted; where
+    there is none yet, the run begins. `overwrite` replaces the run in the folder. `progress` is called after each step.
+    Under torchrun every process calls this and the first one writes. Random state and threads are left as found.
+    Errors: ValueError for options and data that cannot be used, and for a folder that is not empty; NonFiniteError
+    before NaN or infinity reach the weights; Interrupted, a KeyboardInterrupt, after Ctrl-C with a checkpoint saved.
     """
     from unrolled.training import fit
 
@@ -38,7 +38,7 @@ def train(
 
 
 class TrainedModel:
-    """A trained model: `model` is a plain nn.Module in evaluation mode, `task` what surrounds it, `config` its run's."""
+    """A trained model: `model` is a plain nn.Module in evaluation mode, `task` what surrounds it."""
 
     def __init__(self, folder: Path) -> None:
         import torch

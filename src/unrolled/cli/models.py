@@ -11,15 +11,10 @@ from cyclopts import Parameter
 
 from unrolled.cli import tables
 
+Output = Annotated[Path | None, Parameter(name=["--output", "-o"])]
 
-def evaluate(
-    run: Path,
-    data: str,
-    /,
-    *,
-    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
-    json: bool = False,
-) -> int:
+
+def evaluate(run: Path, data: str, /, *, output: Output = None, json: bool = False) -> int:
     """Score a trained model on a file of labelled examples.
 
     Parameters
@@ -53,7 +48,7 @@ def predict(
     file: str = "-",
     /,
     *,
-    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
+    output: Output = None,
     probabilities: bool = False,
     json: bool = False,
 ) -> int:

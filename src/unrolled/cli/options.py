@@ -42,18 +42,16 @@ def _option(name: str, short: bool) -> inspect.Parameter:
         group=Group(section.capitalize() or "Run", sort_key=("", "data", "model", "training").index(section) + 1),
         help=f"{field.description}{default}",
     )
-    kind = Annotated[field.annotation | None, parameter]  # type: ignore[operator]
+    kind: Any = field.annotation
+    annotation = Annotated[kind | None, parameter]
     keyword = name.replace(".", "__")
-    return inspect.Parameter(keyword, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+    return inspect.Parameter(keyword, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 def dashes(arguments: Sequence[str]) -> list[str]:
     """--batch_size is --batch-size."""
     parts = [argument.partition("=") for argument in arguments]
-    return [
-        name.replace("_", "-") + rest + value if name[:2] == "--" else name + rest + value
-        for name, rest, value in parts
-    ]
+    return [(name.replace("_", "-") if name[:2] == "--" else name) + rest + value for name, rest, value in parts]
 
 
 def resolve(what: str, flags: Mapping[str, Any], environment: Mapping[str, str]) -> Config:
@@ -93,11 +91,8 @@ def recipe_files() -> dict[str, Path]:
 def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     """UNROLLED_TRAINING_BATCH_SIZE=64 is training.batch_size. Unknown keys of a section are an error."""
     names = {ENVIRONMENT + name.replace(".", "_").upper(): name for name in option_names()}
-    sections = tuple(
-        f"{ENVIRONMENT}{name.upper()}_"
-        for name, field in Config.model_fields.items()
-        if isinstance(field.default, Section)
-    )
+    fields = Config.model_fields.items()
+    sections = tuple(f"{ENVIRONMENT}{name.upper()}_" for name, field in fields if isinstance(field.default, Section))
     values: dict[str, Any] = {}
     for key, value in environment.items():
         if key in names:

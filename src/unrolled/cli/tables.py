@@ -31,9 +31,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
     def line(row: Sequence[str]) -> str:
         gaps = [" " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=True)]
-        return "  ".join(
-            cell + gap if i == 0 else gap + cell for i, (cell, gap) in enumerate(zip(row, gaps, strict=True))
-        )
+
+        return "  ".join([row[0] + gaps[0], *(gap + cell for gap, cell in zip(gaps[1:], row[1:], strict=True))])
 
     utf8("".join(line(row).rstrip() + "\n" for row in [head, *rows]))
 

@@ -32,8 +32,8 @@ def train(
 ) -> int:
     """Train a model and leave a run folder.
 
-    Options are also read from the environment, as UNROLLED_TRAINING_EPOCHS; a flag wins over the file, the file over the
-    environment. torchrun --nproc_per_node=2 -m unrolled train ... trains in two processes.
+    Options are also read from the environment, as UNROLLED_TRAINING_EPOCHS. A flag wins over the file, the file over
+    the environment. Two processes: torchrun --nproc_per_node=2 -m unrolled train ...
 
     Parameters
     ----------

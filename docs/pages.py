@@ -37,32 +37,42 @@ def mathml(latex: str, display: str) -> str:
 
 
 def space_out(parent: ElementTree.Element, in_script: bool) -> None:
-    """The spacing that TeX gives and browsers leave to the markup: named functions, signs, operators in indices."""
-    before = ""
-    for place, child in enumerate(list(parent)):
+    """The spacing that TeX gives and browsers leave to the markup: signs, bars, named functions, operators in indices."""
+    parent_kind = parent.tag.removeprefix(MATHML)
+    children = list(parent)
+    before, before_name = "", False
+    for place, child in enumerate(children):
         kind, text = child.tag.removeprefix(MATHML), child.text or ""
         if kind == "mtable" and child.get("displaystyle"):
             for row in child:
                 for column, cell in enumerate(row):
                     cell.set("columnalign", ("right", "left")[column % 2])
         elif child.get("mathvariant") == "bold":
-            child.text = text.translate({ord("0") + d: ord("𝟎") + d for d in range(10)})  # Core has no bold
+            child.text = text.translate({ord("0") + d: ord("𝟎") + d for d in range(10)})  # MathML Core has no bold
+        elif text == "′":
+            child.set("class", "prime")
         elif kind == "mo":
-            if (text.isalpha() and len(text) > 1) or text in "…⋯":
-                child.tag = MATHML + "mi"
-            elif text in "‖∥":
-                child.set("stretchy", "false")
-            elif text in "-−" and (not before or before in "(=,[⟨"):
+            if is_name(child) or text in "…⋯":
+                child.tag, kind = MATHML + "mi", "mi"
+            elif text in "‖∥|":
+                child.attrib.update(stretchy="false", lspace="0", rspace="0")
+            elif text in "-−" and before in ("", "(", "=", ",", "["):
                 child.set("form", "prefix")
             elif in_script and text != ",":
-                child.set("lspace", "0")
-                child.set("rspace", "0")
-        in_row = parent.tag.removeprefix(MATHML) in ("mrow", "mtd", "math")
-        if in_row and before.isalpha() and len(before) > 1 and kind not in ("mo", "mtext", "mspace"):
-            parent.insert(list(parent).index(child), ElementTree.Element(MATHML + "mspace", width="0.167em"))
-        before = text if kind in ("mo", "mi", "mn") else kind and " "
-        has_scripts = re.fullmatch(r"m(sub|sup|subsup|under|over|underover)", parent.tag.removeprefix(MATHML))
-        space_out(child, in_script or bool(has_scripts and place))
+                child.attrib.update(lspace="0", rspace="0")
+        name = is_name(child) or (kind in ("msub", "msup", "munder") and is_name(child[0]))
+        if parent_kind in ("mrow", "mtd", "math"):
+            after_operand = name and before not in ("", "mo", "mspace") and before not in "(=,[+−-"
+            if after_operand or (before_name and kind not in ("mo", "mtext", "mspace")):
+                parent.insert(list(parent).index(child), ElementTree.Element(MATHML + "mspace", width="0.167em"))
+        before, before_name = (text or kind) if kind == "mo" else kind, name
+        has_scripts = re.fullmatch("m(sub|sup|subsup|under|over|underover)", parent_kind)
+        space_out(child, in_script or (has_scripts is not None and place > 0))
+
+
+def is_name(element: ElementTree.Element) -> bool:
+    text = element.text or ""
+    return element.tag in (MATHML + "mi", MATHML + "mo") and len(text) > 1 and text.isalpha()
 
 
 def visit_inline(translator: Any, node: nodes.math) -> None:

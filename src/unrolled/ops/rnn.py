@@ -86,10 +86,10 @@ def _forward_kernel(
     rows = Rows(start, step, length)
     if not on_core(x, h0, weight_ih, weight_hh):
         y, h_last, h_prev = _equation_forward(x, h0, weight_ih, weight_hh, bias_ih, bias_hh, rows, nonlinearity)
-        return y, h_last, h_prev if need_saved else h_prev.new_empty(0), h_last.clone()
-    padded = int(length.sum()) < len(x)
-    y = (x.new_zeros if padded else x.new_empty)(len(x), len(weight_hh))
-    h_prev = (x.new_zeros if padded else x.new_empty)(y.shape if need_saved else 0)
+        return y, h_last, h_prev if need_saved else h_prev[:0].clone(), h_last.clone()
+    new = x.new_zeros if int(length.sum()) < len(x) else x.new_empty  # rows of no sequence stay 0
+    y = new(len(x), len(weight_hh))
+    h_prev = new(len(x) if need_saved else 0, len(weight_hh))
     h_last = torch.empty_like(h0, memory_format=torch.contiguous_format)
     core.rnn_forward(
         *arrays(x, h0, weight_ih, weight_hh, bias_ih, bias_hh, start, length, y, h_last, h_prev),
@@ -114,7 +114,7 @@ def _forward_fake(
     need_saved: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     y = x.new_empty(x.shape[0], weight_hh.shape[0])
-    h_prev = torch.empty_like(y) if need_saved else x.new_empty(0)
+    h_prev = x.new_empty(x.shape[0] if need_saved else 0, weight_hh.shape[0])
     return y, x.new_empty(h0.shape), h_prev, x.new_empty(h0.shape)
 
 
@@ -136,8 +136,8 @@ def _backward_kernel(
     if not on_core(x, dy, weight_ih, weight_hh):
         return _equation_backward(dy, dh_last, x, weight_ih, weight_hh, h_prev, h_end, rows, nonlinearity)
     directions = len(h_end)
-    padded = int(length.sum()) < len(x)
-    dx = (x.new_zeros if padded else x.new_empty)(directions if need_dx else 0, *x.shape)
+    new = x.new_zeros if int(length.sum()) < len(x) else x.new_empty
+    dx = new(directions if need_dx else 0, *x.shape)
     dh0 = torch.empty_like(h_end)
     dweight_ih, dweight_hh = (
         torch.empty_like(w, memory_format=torch.contiguous_format) for w in (weight_ih, weight_hh)

@@ -1,0 +1,303 @@
+// The border to Python: checks shapes, releases the lock, calls the kernel of the chosen variant.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "unrolled/core.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace {
+
+template <class T, int N>
+using Array = nb::ndarray<T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
+template <class T, int N>
+using Input = nb::ndarray<const T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
+template <class T, int N>
+using OptionalInput = std::optional<Input<T, N>>;
+
+const unrolled::Variant* chosen = nullptr;
+
+std::vector<const unrolled::Variant*> supported() {
+  int count;
+  const unrolled::Variant* all = unrolled::variants(&count);
+  std::vector<const unrolled::Variant*> found;
+  for (int i = 0; i < count; ++i)
+    if (all[i].supported()) found.push_back(&all[i]);
+  return found;
+}
+
+void set_variant(const std::string& name) {
+  std::string names;
+  for (const auto* variant : supported()) {
+    if (name == variant->name) {
+      chosen = variant;
+      return;
+    }
+    names += std::string(names.empty() ? "" : ", ") + variant->name;
+  }
+  throw nb::value_error(("no CPU variant \"" + name + "\" here; this machine has " + names).c_str());
+}
+
+template <class T>
+const unrolled::Kernels<T>& kernels();
+template <>
+const unrolled::Kernels<float>& kernels() {
+  return *chosen->float32;
+}
+template <>
+const unrolled::Kernels<double>& kernels() {
+  return *chosen->float64;
+}
+
+void check(bool ok, const char* what) {
+  if (!ok) throw nb::value_error(what);
+}
+
+template <class A>
+int64_t size(const A& array, size_t axis) {
+  return static_cast<int64_t>(array.shape(axis));
+}
+
+template <class A>
+auto pointer(const std::optional<A>& array, int64_t expected, const char* what) -> decltype(array->data()) {
+  if (!array) return nullptr;
+  check(static_cast<int64_t>(array->size()) == expected, what);
+  return array->data();
+}
+
+// A row outside memory would be written to: the last check before pointers.
+unrolled::Rows rows_of(const Input<int64_t, 1>& start, const Input<int64_t, 1>& length, int64_t step, int64_t R, int64_t B) {
+  check(size(start, 0) == B && size(length, 0) == B, "start and length must have one number for each sequence");
+  for (int64_t b = 0; b < B; ++b) {
+    const int64_t n = length.data()[b], first = start.data()[b];
+    check(n >= 0 && n <= R, "a length lies outside [0, rows]");
+    const int64_t last = first + (n - 1) * step;
+    check(n == 0 || (first >= 0 && first < R && last >= 0 && last < R), "a sequence leaves the rows of x");
+  }
+  return {start.data(), length.data(), step};
+}
+
+template <class T>
+void rnn_forward(Input<T, 2> x, Input<T, 3> h0, Input<T, 2> weight_ih, Input<T, 2> weight_hh, OptionalInput<T, 1> bias_ih,
+                 OptionalInput<T, 1> bias_hh, Input<int64_t, 1> start, Input<int64_t, 1> length, Array<T, 2> y,
+                 Array<T, 3> h_last, Array<T, 2> h_prev, int64_t step, bool relu, int threads) {
+  unrolled::RnnForward<T> p;
+  p.sizes = {size(x, 0), size(h0, 1), size(h0, 0), size(x, 1), size(h0, 2), relu, threads};
+  const auto& z = p.sizes;
+  const int64_t DH = z.D * z.H;
+  check(z.D == 1 || z.D == 2, "h0 must have one or two directions");
+  check(size(weight_ih, 0) == DH && size(weight_ih, 1) == z.I, "weight_ih must be (D * H, I)");
+  check(size(weight_hh, 0) == DH && size(weight_hh, 1) == z.H, "weight_hh must be (D * H, H)");
+  check(size(y, 0) == z.R && size(y, 1) == DH, "y must be (R, D * H)");
+  check(size(h_last, 0) == z.D && size(h_last, 1) == z.B && size(h_last, 2) == z.H, "h_last must be (D, B, H)");
+  const bool need_saved = size(h_prev, 0) > 0;
+  check(size(h_prev, 1) == DH && (!need_saved || size(h_prev, 0) == z.R), "h_prev must be (R, D * H), or (0, D * H)");
+  p.rows = rows_of(start, length, step, z.R, z.B);
+  p.x = x.data(), p.h0 = h0.data(), p.weight_ih = weight_ih.data(), p.weight_hh = weight_hh.data();
+  p.bias_ih = pointer(bias_ih, DH, "bias_ih must be (D * H,)");
+  p.bias_hh = pointer(bias_hh, DH, "bias_hh must be (D * H,)");
+  p.y = y.data(), p.h_last = h_last.data(), p.h_prev = need_saved ? h_prev.data() : nullptr;
+  const nb::gil_scoped_release release;
+  kernels<T>().rnn_forward(p);
+}
+
+template <class T>
+void rnn_backward(Input<T, 2> dy, Input<T, 3> dh_last, Input<T, 2> x, Input<T, 2> weight_ih, Input<T, 2> weight_hh,
+                  Input<T, 2> h_prev, Input<T, 3> h_end, Input<int64_t, 1> start, Input<int64_t, 1> length,
+                  Array<T, 3> dx, Array<T, 3> dh0, Array<T, 2> dweight_ih, Array<T, 2> dweight_hh, Array<T, 1> dbias,
+                  int64_t step, bool relu, int threads) {
+  unrolled::RnnBackward<T> p;
+  p.sizes = {size(x, 0), size(h_end, 1), size(h_end, 0), size(x, 1), size(h_end, 2), relu, threads};
+  const auto& z = p.sizes;
+  const int64_t DH = z.D * z.H;
+  check(z.D == 1 || z.D == 2, "h_end must have one or two directions");
+  for (const auto* a : {&dy, &h_prev}) check(size(*a, 0) == z.R && size(*a, 1) == DH, "dy and h_prev must be (R, D * H)");
+  check(size(dh_last, 0) == z.D && size(dh_last, 1) == z.B && size(dh_last, 2) == z.H, "dh_last must be (D, B, H)");
+  check(size(dh0, 0) == z.D && size(dh0, 1) == z.B && size(dh0, 2) == z.H, "dh0 must be (D, B, H)");
+  check(size(weight_ih, 0) == DH && size(weight_ih, 1) == z.I, "weight_ih must be (D * H, I)");
+  check(size(weight_hh, 0) == DH && size(weight_hh, 1) == z.H, "weight_hh must be (D * H, H)");
+  check(size(dweight_ih, 0) == DH && size(dweight_ih, 1) == z.I, "dweight_ih must be (D * H, I)");
+  check(size(dweight_hh, 0) == DH && size(dweight_hh, 1) == z.H, "dweight_hh must be (D * H, H)");
+  check(size(dbias, 0) == DH, "dbias must be (D * H,)");
+  const bool need_dx = size(dx, 0) > 0;
+  check(!need_dx || (size(dx, 0) == z.D && size(dx, 1) == z.R && size(dx, 2) == z.I), "dx must be (D, R, I)");
+  p.rows = rows_of(start, length, step, z.R, z.B);
+  p.dy = dy.data(), p.dh_last = dh_last.data(), p.x = x.data();
+  p.weight_ih = weight_ih.data(), p.weight_hh = weight_hh.data(), p.h_prev = h_prev.data(), p.h_end = h_end.data();
+  p.dx = need_dx ? dx.data() : nullptr, p.dh0 = dh0.data();
+  p.dweight_ih = dweight_ih.data(), p.dweight_hh = dweight_hh.data(), p.dbias = dbias.data();
+  const nb::gil_scoped_release release;
+  kernels<T>().rnn_backward(p);
+}
+
+template <class T>
+void linear_forward(Input<T, 2> x, Input<T, 2> weight, OptionalInput<T, 1> bias, Array<T, 2> y, int threads) {
+  const unrolled::LinearSizes z{size(x, 0), size(x, 1), size(weight, 0), threads};
+  check(size(weight, 1) == z.I, "x and weight must have one number of features");
+  check(size(y, 0) == z.N && size(y, 1) == z.O, "y must be (N, O)");
+  const T* const b = pointer(bias, z.O, "bias must be (O,)");
+  const nb::gil_scoped_release release;
+  kernels<T>().linear_forward(z, x.data(), weight.data(), b, y.data());
+}
+
+template <class T>
+void linear_backward(Input<T, 2> dy, Input<T, 2> x, Input<T, 2> weight, nb::ndarray<T, nb::c_contig, nb::device::cpu> dx,
+                     Array<T, 2> dweight, Array<T, 1> dbias, int threads) {
+  const unrolled::LinearSizes z{size(x, 0), size(x, 1), size(weight, 0), threads};
+  check(size(weight, 1) == z.I && size(dy, 0) == z.N && size(dy, 1) == z.O, "dy must be (N, O), x (N, I), weight (O, I)");
+  check(size(dweight, 0) == z.O && size(dweight, 1) == z.I && size(dbias, 0) == z.O, "dweight must be (O, I), dbias (O,)");
+  const bool need_dx = dx.ndim() == 2;
+  check(!need_dx || (size(dx, 0) == z.N && size(dx, 1) == z.I), "dx must be (N, I)");
+  const nb::gil_scoped_release release;
+  kernels<T>().linear_backward(z, dy.data(), x.data(), weight.data(), need_dx ? dx.data() : nullptr, dweight.data(),
+                               dbias.data());
+}
+
+void report(int64_t bad, const int64_t* index, int64_t limit, const char* what) {
+  if (bad < 0) return;
+  const std::string text = std::string(what) + " " + std::to_string(index[bad]) + " at place " + std::to_string(bad) +
+                           " lies outside [0, " + std::to_string(limit) + ")";
+  throw nb::index_error(text.c_str());
+}
+
+template <class T>
+void embedding_forward(Input<int64_t, 1> token, Input<T, 2> weight, Array<T, 2> y, int threads) {
+  const int64_t N = size(token, 0), V = size(weight, 0), E = size(weight, 1);
+  check(size(y, 0) == N && size(y, 1) == E, "y must be (N, E)");
+  int64_t bad;
+  {
+    const nb::gil_scoped_release release;
+    bad = kernels<T>().embedding_forward(N, V, E, token.data(), weight.data(), threads, y.data());
+  }
+  report(bad, token.data(), V, "token");
+}
+
+template <class T>
+void embedding_backward(Input<T, 2> dy, Input<int64_t, 1> token, Array<T, 2> dweight, int64_t padding, int threads) {
+  const int64_t N = size(token, 0), V = size(dweight, 0), E = size(dweight, 1);
+  check(size(dy, 0) == N && size(dy, 1) == E, "dy must be (N, E)");
+  int64_t bad;
+  {
+    const nb::gil_scoped_release release;
+    bad = kernels<T>().embedding_backward(N, V, E, dy.data(), token.data(), padding, threads, dweight.data());
+  }
+  report(bad, token.data(), V, "token");
+}
+
+template <class T>
+void dropout_forward(Input<T, 2> x, Input<int64_t, 0> seed, Input<int64_t, 1> key, Input<int64_t, 1> t, Array<T, 2> y,
+                     int64_t layer, double p, int threads) {
+  const unrolled::DropoutSizes z{size(x, 0), size(x, 1), *seed.data(), layer, p, threads};
+  check(size(key, 0) == z.N && size(t, 0) == z.N, "key and t must have one number for each row of x");
+  check(size(y, 0) == z.N && size(y, 1) == z.F, "y must have the shape of x");
+  const nb::gil_scoped_release release;
+  kernels<T>().dropout_forward(z, x.data(), key.data(), t.data(), y.data());
+}
+
+template <class T>
+void mean_squared_error_forward(Input<T, 1> y, Input<T, 1> target, Array<T, 0> loss, int threads) {
+  check(size(y, 0) == size(target, 0), "y and target must have one size");
+  const nb::gil_scoped_release release;
+  kernels<T>().mean_squared_error_forward(size(y, 0), y.data(), target.data(), threads, loss.data());
+}
+
+template <class T>
+void mean_squared_error_backward(Input<T, 0> dloss, Input<T, 1> y, Input<T, 1> target, Array<T, 1> dy, int threads) {
+  check(size(y, 0) == size(target, 0) && size(y, 0) == size(dy, 0), "y, target and dy must have one size");
+  const nb::gil_scoped_release release;
+  kernels<T>().mean_squared_error_backward(size(y, 0), *dloss.data(), y.data(), target.data(), threads, dy.data());
+}
+
+template <class T>
+void cross_entropy_forward(Input<T, 2> logits, Input<int64_t, 1> target, OptionalInput<T, 1> class_weight, Array<T, 1> loss,
+                           Array<T, 1> log_sum, int64_t ignore_index, double label_smoothing, int threads) {
+  const unrolled::CrossEntropySizes z{size(logits, 0), size(logits, 1), ignore_index, label_smoothing, threads};
+  check(size(target, 0) == z.N && size(loss, 0) == z.N && size(log_sum, 0) == z.N, "target must be (N,)");
+  const T* const w = pointer(class_weight, z.C, "class_weight must be (C,)");
+  int64_t bad;
+  {
+    const nb::gil_scoped_release release;
+    bad = kernels<T>().cross_entropy_forward(z, logits.data(), target.data(), w, loss.data(), log_sum.data());
+  }
+  report(bad, target.data(), z.C, "target");
+}
+
+template <class T>
+void cross_entropy_backward(Input<T, 1> dloss, Input<T, 2> logits, Input<T, 1> log_sum, Input<int64_t, 1> target,
+                            OptionalInput<T, 1> class_weight, Array<T, 2> dlogits, int64_t ignore_index,
+                            double label_smoothing, int threads) {
+  const unrolled::CrossEntropySizes z{size(logits, 0), size(logits, 1), ignore_index, label_smoothing, threads};
+  check(size(target, 0) == z.N && size(dloss, 0) == z.N && size(log_sum, 0) == z.N, "target must be (N,)");
+  check(size(dlogits, 0) == z.N && size(dlogits, 1) == z.C, "dlogits must be (N, C)");
+  for (int64_t n = 0; n < z.N; ++n)
+    check(target.data()[n] == ignore_index || (target.data()[n] >= 0 && target.data()[n] < z.C), "a target is no class");
+  const T* const w = pointer(class_weight, z.C, "class_weight must be (C,)");
+  const nb::gil_scoped_release release;
+  kernels<T>().cross_entropy_backward(z, dloss.data(), logits.data(), log_sum.data(), target.data(), w, dlogits.data());
+}
+
+template <class T>
+void tanh_of(Input<T, 1> x, Array<T, 1> y) {
+  check(size(x, 0) == size(y, 0), "x and y must have one size");
+  kernels<T>().tanh(size(x, 0), x.data(), y.data());
+}
+
+template <class T>
+void exp_of(Input<T, 1> x, Array<T, 1> y) {
+  check(size(x, 0) == size(y, 0), "x and y must have one size");
+  kernels<T>().exp(size(x, 0), x.data(), y.data());
+}
+
+template <class T>
+void define(nb::module_& m) {
+  const auto n = [](const char* name) { return nb::arg(name).noconvert(); };
+  m.def("rnn_forward", rnn_forward<T>, n("x"), n("h0"), n("weight_ih"), n("weight_hh"), n("bias_ih").none(),
+        n("bias_hh").none(), n("start"), n("length"), n("y"), n("h_last"), n("h_prev"), "step"_a, "relu"_a, "threads"_a);
+  m.def("rnn_backward", rnn_backward<T>, n("dy"), n("dh_last"), n("x"), n("weight_ih"), n("weight_hh"), n("h_prev"),
+        n("h_end"), n("start"), n("length"), n("dx"), n("dh0"), n("dweight_ih"), n("dweight_hh"), n("dbias"), "step"_a,
+        "relu"_a, "threads"_a);
+  m.def("linear_forward", linear_forward<T>, n("x"), n("weight"), n("bias").none(), n("y"), "threads"_a);
+  m.def("linear_backward", linear_backward<T>, n("dy"), n("x"), n("weight"), n("dx"), n("dweight"), n("dbias"),
+        "threads"_a);
+  m.def("embedding_forward", embedding_forward<T>, n("token"), n("weight"), n("y"), "threads"_a);
+  m.def("embedding_backward", embedding_backward<T>, n("dy"), n("token"), n("dweight"), "padding"_a, "threads"_a);
+  m.def("dropout_forward", dropout_forward<T>, n("x"), n("seed"), n("key"), n("t"), n("y"), "layer"_a, "p"_a,
+        "threads"_a);
+  m.def("mean_squared_error_forward", mean_squared_error_forward<T>, n("y"), n("target"), n("loss"), "threads"_a);
+  m.def("mean_squared_error_backward", mean_squared_error_backward<T>, n("dloss"), n("y"), n("target"), n("dy"),
+        "threads"_a);
+  m.def("cross_entropy_forward", cross_entropy_forward<T>, n("logits"), n("target"), n("class_weight").none(), n("loss"),
+        n("log_sum"), "ignore_index"_a, "label_smoothing"_a, "threads"_a);
+  m.def("cross_entropy_backward", cross_entropy_backward<T>, n("dloss"), n("logits"), n("log_sum"), n("target"),
+        n("class_weight").none(), n("dlogits"), "ignore_index"_a, "label_smoothing"_a, "threads"_a);
+  m.def("tanh", tanh_of<T>, n("x"), n("y"));
+  m.def("exp", exp_of<T>, n("x"), n("y"));
+}
+
+}  // namespace
+
+NB_MODULE(_core, m) {
+  m.doc() = "The kernels of csrc/include/unrolled/core.h for the CPU.";
+  const char* const forced = std::getenv("UNROLLED_CPU");
+  if (forced && *forced)
+    set_variant(forced);
+  else
+    chosen = supported().front();
+  m.def("variant", [] { return chosen->name; }, "The CPU variant in use.");
+  m.def("variants", [] {
+    std::vector<std::string> names;
+    for (const auto* variant : supported()) names.emplace_back(variant->name);
+    return names;
+  }, "The CPU variants this machine has, best first.");
+  m.def("set_variant", set_variant, "name"_a, "Use another CPU variant, for tests.");
+  define<float>(m);
+  define<double>(m);
+}

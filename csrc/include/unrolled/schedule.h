@@ -1,0 +1,46 @@
+// How a recurrence is shared out: every sequence is independent, so a task is some sequences of one direction.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+namespace unrolled {
+
+struct Task {
+  int64_t direction;
+  int64_t count;            // sequences
+  const int64_t* sequence;  // [count], longest first
+};
+
+// Tasks of one direction follow one another, the same number for each; balanced by tokens.
+class Schedule {
+ public:
+  Schedule(const int64_t* length, int64_t B, int64_t D, int threads);
+  ~Schedule();
+  Schedule(const Schedule&) = delete;
+  Schedule& operator=(const Schedule&) = delete;
+
+  int64_t tasks() const { return tasks_; }
+  int64_t per_direction() const { return groups_; }
+  const Task& operator[](int64_t i) const { return task_[i]; }
+
+ private:
+  int64_t groups_, tasks_;
+  Task* task_;
+  int64_t* sequence_;
+};
+
+// Scratch for a call, aligned to a cache line; contents undefined. std::bad_alloc where there is none.
+class Scratch {
+ public:
+  explicit Scratch(size_t bytes);
+  ~Scratch();
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  char* data() const { return data_; }
+
+ private:
+  char* data_;
+};
+
+}  // namespace unrolled

@@ -1,0 +1,36 @@
+// What each file of a target defines; target.cpp gathers them into the target's table.
+#pragma once
+
+#include "unrolled/core.h"
+
+namespace unrolled {
+namespace UNROLLED_TARGET {
+
+template <class T>
+void rnn_forward(const RnnForward<T>&);
+template <class T>
+void rnn_backward(const RnnBackward<T>&);
+template <class T>
+void linear_forward(const LinearSizes&, const T* x, const T* weight, const T* bias, T* y);
+template <class T>
+void linear_backward(const LinearSizes&, const T* dy, const T* x, const T* weight, T* dx, T* dweight, T* dbias);
+template <class T>
+int64_t embedding_forward(int64_t N, int64_t V, int64_t E, const int64_t* token, const T* weight, int threads, T* y);
+template <class T>
+int64_t embedding_backward(int64_t N, int64_t V, int64_t E, const T* dy, const int64_t* token, int64_t padding,
+                           int threads, T* dweight);
+template <class T>
+void dropout_forward(const DropoutSizes&, const T* x, const int64_t* key, const int64_t* t, T* y);
+template <class T>
+void mean_squared_error_forward(int64_t n, const T* y, const T* target, int threads, T* loss);
+template <class T>
+void mean_squared_error_backward(int64_t n, T dloss, const T* y, const T* target, int threads, T* dy);
+template <class T>
+int64_t cross_entropy_forward(const CrossEntropySizes&, const T* logits, const int64_t* target, const T* class_weight,
+                              T* loss, T* log_sum);
+template <class T>
+void cross_entropy_backward(const CrossEntropySizes&, const T* dloss, const T* logits, const T* log_sum,
+                            const int64_t* target, const T* class_weight, T* dlogits);
+
+}  // namespace UNROLLED_TARGET
+}  // namespace unrolled

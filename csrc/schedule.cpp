@@ -1,0 +1,43 @@
+#include "unrolled/schedule.h"
+
+#include <algorithm>
+#include <new>
+#include <numeric>
+#include <vector>
+
+namespace unrolled {
+
+Schedule::Schedule(const int64_t* length, int64_t B, int64_t D, int threads) {
+  const int64_t wanted = threads % D == 0 ? threads / D : threads;
+  groups_ = std::max<int64_t>(1, std::min<int64_t>(wanted, B));
+  tasks_ = groups_ * D;
+  std::vector<int64_t> order(B), tokens(groups_, 0);
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return length[a] > length[b]; });
+  std::vector<std::vector<int64_t>> members(groups_);
+  const bool equal = B == 0 || length[order.front()] == length[order.back()];
+  for (int64_t i = 0; i < B; ++i) {
+    // equal lengths: neighbours stay together, so that threads do not share cache lines
+    const int64_t g = equal ? i * groups_ / B : std::min_element(tokens.begin(), tokens.end()) - tokens.begin();
+    members[g].push_back(order[i]);
+    tokens[g] += length[order[i]];
+  }
+  task_ = new Task[tasks_];
+  sequence_ = new int64_t[B];
+  int64_t* next = sequence_;
+  for (int64_t g = 0; g < groups_; ++g) {
+    const auto count = static_cast<int64_t>(members[g].size());
+    for (int64_t d = 0; d < D; ++d) task_[d * groups_ + g] = {d, count, next};
+    next = std::copy(members[g].begin(), members[g].end(), next);
+  }
+}
+
+Schedule::~Schedule() {
+  delete[] task_;
+  delete[] sequence_;
+}
+
+Scratch::Scratch(size_t bytes) : data_(static_cast<char*>(::operator new(bytes, std::align_val_t(64)))) {}
+Scratch::~Scratch() { ::operator delete(data_, std::align_val_t(64)); }
+
+}  // namespace unrolled

@@ -1,0 +1,34 @@
+// The table of one CPU variant.
+#include "kernels.h"
+#include "simd.h"
+
+namespace unrolled {
+namespace UNROLLED_TARGET {
+namespace {
+
+template <class T>
+void tanh_of(int64_t n, const T* x, T* y) {
+  for (int64_t i = 0; i < n; i += Simd<T>::width) store(y + i, vtanh(load(x + i, n - i)), n - i);
+}
+
+template <class T>
+void exp_of(int64_t n, const T* x, T* y) {
+  for (int64_t i = 0; i < n; i += Simd<T>::width) store(y + i, vexp(load(x + i, n - i)), n - i);
+}
+
+}  // namespace
+
+template <class T>
+extern const Kernels<T> kKernels = {
+    rnn_forward,      rnn_backward,     linear_forward,             linear_backward,
+    embedding_forward, embedding_backward, dropout_forward,         mean_squared_error_forward,
+    mean_squared_error_backward, cross_entropy_forward, cross_entropy_backward, tanh_of, exp_of,
+};
+
+extern const Kernels<float>* const float32;
+extern const Kernels<double>* const float64;
+const Kernels<float>* const float32 = &kKernels<float>;
+const Kernels<double>* const float64 = &kKernels<double>;
+
+}  // namespace UNROLLED_TARGET
+}  // namespace unrolled

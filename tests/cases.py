@@ -1,0 +1,137 @@
+"""The one table of cases: every operator with its options, over shapes with 0, 1, odd and prime sizes.
+
+What an operator is (its inputs, equation, independent formulation, torch's counterpart) stands in
+`unrolled.verify.operators`; a case is its name and options. To add an operator: a row there, its cases and draws here.
+"""
+
+from __future__ import annotations
+
+from itertools import cycle, product
+from typing import Any, NamedTuple
+
+import torch
+from hypothesis import strategies as st
+
+from unrolled.verify.operators import OPERATORS, Operator
+
+
+class Case(NamedTuple):
+    name: str
+    options: dict[str, Any]
+
+    @property
+    def operator(self) -> Operator:
+        return OPERATORS[self.name]
+
+    def inputs(self, dtype: torch.dtype = torch.float64, seed: int = 0) -> dict[str, Any]:
+        return self.operator.make(torch.Generator().manual_seed(seed), dtype, **self.options)
+
+    def __str__(self) -> str:
+        return "-".join([self.name, *(f"{k}={v}".replace(" ", "") for k, v in self.options.items())])
+
+
+LENGTHS = [(5, 3, 3, 1, 0), (1,), (2, 0, 3), (7,), (), (0,), (3, 5, 4), (0, 0), (2, 2, 2)]
+SIZES = [(3, 5), (1, 1), (2, 7), (5, 3), (4, 2)]
+
+
+def _rnn() -> list[dict[str, Any]]:
+    lengths, sizes = cycle(LENGTHS), cycle(SIZES)
+    grid = product(("tanh", "relu"), (True, False), (1, 2), ("ragged", "batch_first", "time_major"))
+    return [
+        {
+            "nonlinearity": nonlinearity,
+            "bias": bias,
+            "directions": directions,
+            "layout": layout,
+            "lengths": next(lengths),
+            "input_size": (size := next(sizes))[0],
+            "hidden_size": size[1],
+        }
+        for nonlinearity, bias, directions, layout in grid
+    ]
+
+
+OPTIONS: dict[str, list[dict[str, Any]]] = {
+    "rnn": _rnn(),
+    "linear": [
+        {"tokens": n, "input_size": i, "output_size": o, "bias": bias}
+        for (n, i, o), bias in product([(4, 3, 5), (1, 1, 1), (0, 3, 2), (7, 2, 1), (3, 11, 2)], (True, False))
+    ],
+    "embedding": [
+        {"tokens": n, "vocabulary": v, "embedding_size": e, "padding_index": padding}
+        for (n, v, e), padding in product([(11, 5, 3), (1, 1, 1), (0, 3, 2), (7, 13, 2)], (None, 0, -1))
+    ],
+    "dropout": [
+        {"tokens": n, "features": f, "p": p, "layer": layer}
+        for (n, f, layer), p in product([(5, 7, 0), (1, 1, 1), (0, 3, 0), (3, 4, 2)], (0.0, 0.3, 1.0))
+    ],
+    "mean_squared_error": [{"shape": shape} for shape in ((4, 3), (1,), (), (2, 3, 5), (7,))],
+    "cross_entropy": [
+        {"tokens": n, "classes": c, "weights": weights, "label_smoothing": smoothing, "ignore_index": ignored}
+        for (n, c), (weights, smoothing, ignored) in product(
+            [(6, 5), (1, 1), (0, 3), (7, 2), (5, 11)],
+            [(False, 0.0, -100), (True, 0.0, 1), (False, 0.2, 0), (True, 0.3, -100), (False, 1.0, 2)],
+        )
+    ],
+}
+
+CASES = [Case(name, options) for name in OPERATORS for options in OPTIONS[name]]
+EQUATION_CASES = [case for case in CASES if case.operator.to_equation(case.inputs()) is not None]
+
+# Finite differences see through a padding row, which is a constant by definition only.
+FINITE_CASES = [case for case in CASES if case.options.get("padding_index") is None]
+
+# torch.nn knows no length 0, and no function for dropout by position; its mean over no element is NaN.
+PEER_CASES = [
+    case for case in CASES if case.operator.peer is not None and min(case.options.get("lengths", (1,)), default=0) > 0
+]
+
+# Sizes around the vector lengths of every CPU variant (4, 8, 16 numbers), so that each tail is hit.
+_WIDTHS = st.one_of(
+    st.integers(1, 70), st.sampled_from([1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 97, 130])
+)
+_COUNTS = st.one_of(st.integers(0, 40), st.sampled_from([0, 1, 2, 3, 5, 7, 11, 13, 61, 127]))
+
+DRAWS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
+    "rnn": st.fixed_dictionaries(
+        {
+            "lengths": st.lists(st.integers(0, 12), max_size=19),
+            "input_size": _WIDTHS,
+            "hidden_size": _WIDTHS,
+            "directions": st.sampled_from([1, 2]),
+            "nonlinearity": st.sampled_from(["tanh", "relu"]),
+            "bias": st.booleans(),
+            "layout": st.sampled_from(["ragged", "batch_first", "time_major"]),
+        }
+    ),
+    "linear": st.fixed_dictionaries(
+        {"tokens": _COUNTS, "input_size": _WIDTHS, "output_size": _WIDTHS, "bias": st.booleans()}
+    ),
+    "embedding": st.fixed_dictionaries(
+        {
+            "tokens": _COUNTS,
+            "vocabulary": st.integers(5, 40),
+            "embedding_size": _WIDTHS,
+            "padding_index": st.sampled_from([None, 0, 4, -1]),
+        }
+    ),
+    "dropout": st.fixed_dictionaries(
+        {
+            "tokens": _COUNTS,
+            "features": _WIDTHS,
+            "p": st.sampled_from([0.0, 0.1, 0.5, 0.9, 1.0]),
+            "layer": st.integers(0, 5),
+        }
+    ),
+    "mean_squared_error": st.fixed_dictionaries({"shape": st.lists(_COUNTS, max_size=2)}),
+    "cross_entropy": st.fixed_dictionaries(
+        {
+            "tokens": _COUNTS,
+            "classes": _WIDTHS,
+            "weights": st.booleans(),
+            "label_smoothing": st.sampled_from([0.0, 0.1, 1.0]),
+            "ignore_index": st.sampled_from([-100, 0]),
+            "scale": st.sampled_from([1.0, 3.0, 200.0]),
+        }
+    ),
+}

@@ -1,0 +1,116 @@
+"""The four judges of every gradient: finite differences, independent autograd, torch.nn, core against equation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from cases import CASES, DRAWS, EQUATION_CASES, FINITE_CASES, PEER_CASES, Case
+from tolerances import GRADCHECK, bound
+from unrolled import use
+from unrolled.verify import double
+from unrolled.verify.judges import autograd, by_name, closed_form, compare, differentiable
+from unrolled.verify.operators import OPERATORS
+
+
+def of_tensors(function: Callable[..., Any], inputs: dict[str, Any]) -> tuple[Callable[..., Any], Sequence[Tensor]]:
+    """`function` as one of its differentiable inputs alone, and these."""
+    leaves = differentiable(inputs)
+    return lambda *values: function(**{**inputs, **dict(zip(leaves, values, strict=True))}), tuple(leaves.values())
+
+
+def as_function(forward: Callable[..., Any], backward: Callable[..., Any]) -> Callable[..., Any]:
+    """An equation and its closed form as one differentiable function."""
+
+    def function(**inputs: Any) -> Any:
+        leaves = differentiable(inputs)
+
+        class Pair(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, *values: Tensor) -> Any:
+                *outputs, ctx.saved = forward(**{**inputs, **dict(zip(leaves, values, strict=True))})
+                return tuple(outputs)
+
+            @staticmethod
+            def backward(ctx: Any, *cotangents: Tensor) -> Any:
+                grads = by_name(backward(*cotangents, ctx.saved))
+                if set(grads) >= {f"d{name}" for name in leaves}:
+                    return tuple(grads[f"d{name}"] for name in leaves)
+                return tuple(grads.values())
+
+        return Pair.apply(*leaves.values())
+
+    return function
+
+
+@pytest.mark.parametrize("case", FINITE_CASES, ids=str)
+def test_finite_differences_of_the_operator(case: Case, backend: str) -> None:
+    function, values = of_tensors(case.operator.operator, case.inputs())
+    torch.autograd.gradcheck(function, values, **GRADCHECK)
+
+
+@pytest.mark.parametrize("case", [case for case in EQUATION_CASES if case in FINITE_CASES], ids=str)
+def test_finite_differences_of_the_equation(case: Case) -> None:
+    pair = as_function(case.operator.forward, case.operator.backward)
+    function, values = of_tensors(pair, case.operator.to_equation(case.inputs()))
+    torch.autograd.gradcheck(function, values, **GRADCHECK)
+
+
+@pytest.mark.parametrize("case", EQUATION_CASES, ids=str)
+def test_closed_form_against_independent_autograd(case: Case) -> None:
+    inputs = case.inputs()
+    found = closed_form(case.operator.forward, case.operator.backward, case.operator.to_equation(inputs))
+    expected = autograd(case.operator.plain, inputs)
+    for part, reference in zip(found, expected, strict=True):
+        for name, value in reference.items():
+            part[name] = part[name].view_as(value)
+    assert compare(found, expected, case.operator.floor(inputs)) <= bound(torch.float64, case.operator.length(inputs))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_operator_against_independent_autograd(case: Case, backend: str) -> None:
+    inputs = case.inputs()
+    found, expected = autograd(case.operator.operator, inputs), autograd(case.operator.plain, inputs)
+    assert compare(found, expected, case.operator.floor(inputs)) <= bound(torch.float64, case.operator.length(inputs))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("case", PEER_CASES, ids=str)
+def test_operator_against_torch(case: Case, dtype: torch.dtype, backend: str) -> None:
+    inputs = case.inputs(dtype)
+    found, expected = autograd(case.operator.operator, inputs), autograd(case.operator.peer, double(inputs))
+    assert compare(found, expected, case.operator.floor(inputs)) <= bound(dtype, case.operator.length(inputs))
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+@given(data=st.data())
+def test_operator_against_the_equation(name: str, backend: str, data: st.DataObject) -> None:
+    """On the core: core against equation. On the equation: the operator against autograd through the plain forward."""
+    operator, case = OPERATORS[name], Case(name, data.draw(DRAWS[name]))
+    dtype = data.draw(st.sampled_from([torch.float64, torch.float32]))
+    inputs = case.inputs(dtype, seed=data.draw(st.integers(0, 2**16)))
+    if data.draw(st.booleans(), "strided"):
+        inputs = {k: strided(v) if k in differentiable(inputs) else v for k, v in inputs.items()}
+    torch.set_num_threads(data.draw(st.sampled_from([1, 2]), "threads"))
+    with use("equations"):
+        expected = autograd(operator.operator, double(inputs))
+    found = autograd(operator.operator, inputs)
+    limit = bound(dtype, operator.length(inputs))
+    if case.options.get("nonlinearity") == "relu" and not torch.equal(found[0]["y0"] > 0, expected[0]["y0"] > 0):
+        found, expected = (found[0], {}), (expected[0], {})  # rounding took a unit over the kink of relu
+    assert compare(found, expected, operator.floor(inputs)) <= limit
+
+
+def strided(value: Tensor) -> Tensor:
+    """The same numbers, not contiguous."""
+    if value.ndim == 0:
+        return value
+    wide = value.new_zeros(*value.shape[:-1], 2 * value.shape[-1])
+    wide[..., ::2] = value.detach()
+    return wide[..., ::2].requires_grad_()

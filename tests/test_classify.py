@@ -252,6 +252,15 @@ def test_a_damaged_run_names_the_file(tmp_path, words, name, content):
         ClassifyTask.load(tmp_path)
 
 
+def test_arrays_are_numbers_too(tmp_path):
+    task = prepare(numbers(tmp_path), {"values_column": "values", "min_frequency": 2})
+    model, steps = task.build_model(), [[1.0, 2.0], [0.5, -3.0]]
+    expected = task.predictions(model, [steps])
+    assert task.predictions(model, [np.array(steps)]) == expected
+    assert task.predictions(model, [torch.tensor(steps)]) == expected
+    assert task.predictions(model, [np.empty((0, 2))]) == task.predictions(model, [[]])
+
+
 def test_labels_unknown_to_training_name_file_line_and_label(tmp_path, words):
     other = tmp_path / "other.txt"
     other.write_text("vowel\tape\n\nneither\tyes\n")

@@ -252,7 +252,7 @@ def test_split_is_a_partition_that_keeps_equal_inputs_together(examples, seed):
     assert sorted(i for part in parts.values() for i in part) == list(range(len(examples)))
     places = [{name for name, part in parts.items() if any(keys[i] == key for i in part)} for key in set(keys)]
     assert all(len(place) == 1 for place in places)
-    assert parts["train"]
+    assert {labels[i] for i in parts["train"]} == set(labels)
 
 
 def test_split_is_stratified_to_the_example():
@@ -283,7 +283,7 @@ def test_a_label_seen_once_is_trained_on_and_remarked(file):
     path = file("a.txt", "".join(f"{label}\ttext {i}\n" for i, label in enumerate("a" * 30 + "b" * 30 + "c")))
     splits, notes = load_splits(DataConfig(train=str(path)))
     assert "c" in {row.label for row in splits["train"]}
-    assert f"{path}, line 61: label 'c' is seen once only" in notes
+    assert f"{path}: 1 label (first: line 61) seen once only, 'c'" in notes
 
 
 def test_equal_texts_do_not_leak_and_are_remarked(file):

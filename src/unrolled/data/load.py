@@ -62,9 +62,9 @@ def _remarks(source: str, rows: Sequence[Row], data: DataConfig) -> list[str]:
     if empty:
         notes.append(f"{source}: {_count(empty, 'empty input')}, kept as sequences of length 0")
     counts = Counter(row.label for row in rows)
-    for row in rows:
-        if counts[row.label] == 1:
-            notes.append(f"{source}, line {row.line}: label {row.label!r} is seen once only")
+    once = [row for row in rows if counts[row.label] == 1]
+    if once:
+        notes.append(f"{source}: {_count([row.line for row in once], 'label')} seen once only, {once[0].label!r}")
     labels: dict[str, set[str]] = defaultdict(set)
     repeated: list[int] = []
     contrary: list[int] = []

@@ -18,7 +18,7 @@ from unrolled.config import Config, parse_config
 from unrolled.data.load import load, load_splits, source_of
 from unrolled.data.scaler import Scaler
 from unrolled.data.tokenizer import encode, load_tokenizer, train_tokenizer
-from unrolled.data.values import DataError, Input, Row, check_channels, check_input
+from unrolled.data.values import DataError, Row, check_channels, check_input
 from unrolled.models import SequenceClassifier
 from unrolled.nn import CrossEntropyLoss
 from unrolled.ragged import Ragged
@@ -138,15 +138,16 @@ class ClassifyTask:
         }
 
     def predictions(
-        self, model: nn.Module, inputs: Sequence[Input], probabilities: bool = False, batch_size: int = 256
+        self, model: nn.Module, inputs: Sequence[Any], probabilities: bool = False, batch_size: int = 256
     ) -> list[dict[str, Any]]:
         """For each input its most probable label and that probability; with `probabilities` those of all labels.
 
-        Inputs are texts, or lists of time steps as in the training data. Errors: DataError naming the input.
+        Inputs are texts, or lists or arrays (T, channels) of numbers. Errors: DataError naming the input.
         """
         if isinstance(inputs, str):
             raise DataError(f"give a list of texts, found one text {inputs[:40]!r}")
         where = [f"input {i}" for i in range(len(inputs))]
+        inputs = [value.tolist() if isinstance(value, np.ndarray | Tensor) else value for value in inputs]
         checked = [check_input(value, self.config.data, place) for value, place in zip(inputs, where, strict=True)]
         encoded = [Example(array, 0, i) for i, array in enumerate(self._encode(checked, where))]
         shares = self._logits(model, encoded, batch_size).softmax(1)

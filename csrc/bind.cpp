@@ -6,6 +6,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <cstdlib>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -73,16 +74,24 @@ auto pointer(const std::optional<A>& array, int64_t expected, const char* what) 
   return array->data();
 }
 
-// A row outside memory would be written to: the last check before pointers.
-unrolled::Rows rows_of(const Input<int64_t, 1>& start, const Input<int64_t, 1>& length, int64_t step, int64_t R, int64_t B) {
+// A row outside memory would be written to: the last check before pointers. `tokens`: how many rows belong to a sequence.
+unrolled::Rows rows_of(const Input<int64_t, 1>& start, const Input<int64_t, 1>& length, int64_t step, int64_t R, int64_t B,
+                       int64_t& tokens) {
+  tokens = 0;
   check(size(start, 0) == B && size(length, 0) == B, "start and length must have one number for each sequence");
   for (int64_t b = 0; b < B; ++b) {
     const int64_t n = length.data()[b], first = start.data()[b];
     check(n >= 0 && n <= R, "a length lies outside [0, rows]");
     const int64_t last = first + (n - 1) * step;
     check(n == 0 || (first >= 0 && first < R && last >= 0 && last < R), "a sequence leaves the rows of x");
+    tokens += n;
   }
   return {start.data(), length.data(), step};
+}
+
+template <class A>
+void clear(const A& array) {
+  std::memset(array.data(), 0, array.nbytes());
 }
 
 template <class T>
@@ -100,12 +109,14 @@ void rnn_forward(Input<T, 2> x, Input<T, 3> h0, Input<T, 2> weight_ih, Input<T, 
   check(size(h_last, 0) == z.D && size(h_last, 1) == z.B && size(h_last, 2) == z.H, "h_last must be (D, B, H)");
   const bool need_saved = size(h_prev, 0) > 0;
   check(size(h_prev, 1) == DH && (!need_saved || size(h_prev, 0) == z.R), "h_prev must be (R, D * H), or (0, D * H)");
-  p.rows = rows_of(start, length, step, z.R, z.B);
+  int64_t tokens;
+  p.rows = rows_of(start, length, step, z.R, z.B, tokens);
   p.x = x.data(), p.h0 = h0.data(), p.weight_ih = weight_ih.data(), p.weight_hh = weight_hh.data();
   p.bias_ih = pointer(bias_ih, DH, "bias_ih must be (D * H,)");
   p.bias_hh = pointer(bias_hh, DH, "bias_hh must be (D * H,)");
   p.y = y.data(), p.h_last = h_last.data(), p.h_prev = need_saved ? h_prev.data() : nullptr;
   const nb::gil_scoped_release release;
+  if (tokens < z.R) clear(y), clear(h_prev);  // rows of no sequence are 0
   kernels<T>().rnn_forward(p);
 }
 
@@ -129,12 +140,14 @@ void rnn_backward(Input<T, 2> dy, Input<T, 3> dh_last, Input<T, 2> x, Input<T, 2
   check(size(dbias, 0) == DH, "dbias must be (D * H,)");
   const bool need_dx = size(dx, 0) > 0;
   check(!need_dx || (size(dx, 0) == z.D && size(dx, 1) == z.R && size(dx, 2) == z.I), "dx must be (D, R, I)");
-  p.rows = rows_of(start, length, step, z.R, z.B);
+  int64_t tokens;
+  p.rows = rows_of(start, length, step, z.R, z.B, tokens);
   p.dy = dy.data(), p.dh_last = dh_last.data(), p.x = x.data();
   p.weight_ih = weight_ih.data(), p.weight_hh = weight_hh.data(), p.h_prev = h_prev.data(), p.h_end = h_end.data();
   p.dx = need_dx ? dx.data() : nullptr, p.dh0 = dh0.data();
   p.dweight_ih = dweight_ih.data(), p.dweight_hh = dweight_hh.data(), p.dbias = dbias.data();
   const nb::gil_scoped_release release;
+  if (tokens < z.R) clear(dx);
   kernels<T>().rnn_backward(p);
 }
 

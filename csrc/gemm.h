@@ -117,32 +117,35 @@ inline void for_tiles(int64_t n, F&& f) {
   }
 }
 
-// For each panel of C columns: f(first column, vectors, packed panel), the panel null where `packed` is.
+// For each panel of C columns: f(first column, vectors, packed panel). A loop over time goes back and forth, so that the
+// panel it ended with is still in the nearest cache when it begins again.
 template <class T, class F>
-inline void for_panels(int64_t C, int64_t K, const T* packed, F&& f) {
-  for (int64_t c = 0; c < C; c += kPanel<T>) {
+inline void for_panels(int64_t C, int64_t K, const T* packed, bool backwards, F&& f) {
+  const int64_t panels = ceil_div(C, kPanel<T>);
+  for (int64_t i = 0; i < panels; ++i) {
+    const int64_t c = (backwards ? panels - 1 - i : i) * kPanel<T>;
     const int64_t width = padded<T>(C - c < kPanel<T> ? C - c : kPanel<T>);
-    f(c, static_cast<int>(width / Simd<T>::width), packed);
-    if (packed) packed += K * width;
+    f(c, static_cast<int>(width / Simd<T>::width), packed + K * c);
   }
 }
 
 // out[r][0..padded(C)) = a[r] times the packed K x C matrix, for n rows.
 template <class T>
 void multiply(const T* const* a, int64_t n, const T* packed, int64_t K, int64_t C, T* out, int64_t ld) {
-  for_panels(C, K, packed, [&](int64_t c, int vectors, const T* panel) {
+  for_panels(C, K, packed, false, [&](int64_t c, int vectors, const T* panel) {
     for_tiles(n, [&](int64_t r, int height) {
       kTile<T>[vectors - 1][height - 1](a + r, panel, K, out + r * ld + c, ld);
     });
   });
 }
 
-// out[j][0..padded(C)) += sum over tokens of a[token][j] * b[token][:], j in [0, J).
+// out[j][0..padded(C)) += sum over tokens of a[token][j] * b[token][:], j in [first, first + n).
 template <class T>
-void multiply_transposed(const T* const* a, int64_t J, const T* b, int64_t ldb, int64_t tokens, int64_t C, T* out,
-                         int64_t ld) {
-  for_panels<T>(C, 0, nullptr, [&](int64_t c, int vectors, const T*) {
-    for_tiles(J, [&](int64_t j, int height) {
+void multiply_transposed(const T* const* a, int64_t first, int64_t n, const T* b, int64_t ldb, int64_t tokens, int64_t C,
+                         T* out, int64_t ld) {
+  for_panels(C, 0, b, false, [&](int64_t c, int vectors, const T*) {
+    for_tiles(n, [&](int64_t r, int height) {
+      const int64_t j = first + r;
       kOuter<T>[vectors - 1][height - 1](a, j, b + c, ldb, tokens, out + j * ld + c, ld);
     });
   });

@@ -65,7 +65,7 @@ void linear_backward(const LinearSizes& z, const T* dy, const T* x, const T* wei
           store(sum + c, load(sum + c) + v);
         }
       }
-      multiply_transposed(row, z.I, padded_dy, ld, n, z.O, dweight_t, ld);
+      multiply_transposed(row, 0, z.I, padded_dy, ld, n, z.O, dweight_t, ld);
       if (dx) map_rows<T>(dy + first * z.O, n, packed, z.O, z.I, nullptr, dx + first * z.I, block);
     }
   });

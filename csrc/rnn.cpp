@@ -61,6 +61,16 @@ struct Walk {
 inline int64_t block_steps(int64_t alive) { return alive >= kBlock ? 1 : kBlock / alive; }
 inline int64_t block_rows(int64_t sequences) { return kBlock > sequences ? kBlock : sequences; }
 
+// f(first, count) over [0, n), cut among the threads that a lone task leaves idle. A cut changes no sum.
+template <class F>
+inline void share(int helpers, int64_t n, F&& f) {
+  if (helpers <= 1) return f(0, n);
+  parallel_for(helpers, helpers, [&](int64_t i) {
+    const int64_t first = i * n / helpers;
+    f(first, (i + 1) * n / helpers - first);
+  });
+}
+
 template <class T>
 inline Vec<T> phi(Vec<T> a, bool relu) {
   return relu ? (a > 0 ? a : (a != a ? a : Vec<T>{})) : vtanh(a);
@@ -92,11 +102,11 @@ struct ForwardScratch {
 
 // h = phi(u + W_hh h_before + bias) for the n live sequences of one step            (2), (3)
 template <class T>
-void forward_step(const RnnForward<T>& p, const ForwardScratch<T>& s, int64_t n, const T* u, const T* packed_hh,
+void forward_step(const RnnForward<T>& p, const ForwardScratch<T>& s, int64_t t, int64_t n, const T* u, const T* packed_hh,
                   const T* bias) {
   constexpr int W = Simd<T>::width;
   const int64_t H = p.sizes.H, ld = leading<T>(H);
-  for_panels(H, H, packed_hh, [&](int64_t c0, int vectors, const T* panel) {
+  for_panels(H, H, packed_hh, t % 2 == 1, [&](int64_t c0, int vectors, const T* panel) {
     for_tiles(n, [&](int64_t r0, int height) {
       kTile<T>[vectors - 1][height - 1](s.h_before + r0, panel, H, s.tile, kPanel<T>);
       for (int64_t r = r0; r < r0 + height; ++r) {
@@ -114,7 +124,7 @@ void forward_step(const RnnForward<T>& p, const ForwardScratch<T>& s, int64_t n,
 
 template <class T>
 void forward_task(const RnnForward<T>& p, const Task& task, const T* packed_ih, const T* packed_hh, const T* bias,
-                  char* memory) {
+                  char* memory, int helpers) {
   const auto& z = p.sizes;
   const int64_t DH = z.D * z.H, ld = leading<T>(z.H), d = task.direction;
   const Walk walk(p.rows, task);
@@ -136,7 +146,9 @@ void forward_task(const RnnForward<T>& p, const Task& task, const T* packed_ih, 
     walk.each(t, t1, [&](int64_t step, int64_t alive) {
       for (int64_t b = 0; b < alive; ++b) s.x_row[m++] = p.x + walk.row(b, step) * z.I;
     });
-    multiply(s.x_row, m, packed_ih, z.I, z.H, s.u, ld);  // (1)
+    share(helpers, m, [&](int64_t first, int64_t rows) {
+      multiply(s.x_row + first, rows, packed_ih, z.I, z.H, s.u + first * ld, ld);  // (1)
+    });
     m = 0;
     walk.each(t, t1, [&](int64_t step, int64_t alive) {
       for (int64_t b = 0; b < alive; ++b) {
@@ -146,7 +158,7 @@ void forward_task(const RnnForward<T>& p, const Task& task, const T* packed_ih, 
                        : p.h_prev ? p.h_prev + walk.row(b, step + 1) * DH + d * z.H
                                   : s.y_row[b];
       }
-      forward_step(p, s, alive, s.u + m * ld, packed_hh, bias);
+      forward_step(p, s, step, alive, s.u + m * ld, packed_hh, bias);
       for (int64_t b = 0; b < alive; ++b) s.h_before[b] = s.h_after[b];
       m += alive;
     });
@@ -185,11 +197,11 @@ struct BackwardScratch {
 // da = (dy + W_hh^T da_next, or dy + dh_last at a sequence's end) * phi'(h) for the n live sequences     (3), (2)
 // The first `going_on` of them have a next step.
 template <class T>
-void backward_step(const RnnBackward<T>& p, const BackwardScratch<T>& s, int64_t going_on, int64_t n, const int64_t* row,
-                   int64_t d, const T* packed_hh, T* da) {
+void backward_step(const RnnBackward<T>& p, const BackwardScratch<T>& s, int64_t t, int64_t going_on, int64_t n,
+                   const int64_t* row, int64_t d, const T* packed_hh, T* da) {
   constexpr int W = Simd<T>::width;
   const int64_t H = p.sizes.H, DH = p.sizes.D * H, ld = leading<T>(H);
-  for_panels(H, H, packed_hh, [&](int64_t c0, int vectors, const T* panel) {
+  for_panels(H, H, packed_hh, t % 2 == 1, [&](int64_t c0, int vectors, const T* panel) {
     const int64_t c1 = H < c0 + kPanel<T> ? H : c0 + kPanel<T>;
     const auto finish = [&](int64_t r, const T* indirect) {
       const T* const dy = p.dy + row[r] * DH + d * H;
@@ -211,7 +223,7 @@ template <class T>
 void initial_gradient(const RnnBackward<T>& p, const BackwardScratch<T>& s, const Task& task, int64_t n,
                       const T* packed_hh) {
   const int64_t H = p.sizes.H;
-  for_panels(H, H, packed_hh, [&](int64_t c0, int vectors, const T* panel) {
+  for_panels(H, H, packed_hh, false, [&](int64_t c0, int vectors, const T* panel) {
     const int64_t columns = H - c0 < kPanel<T> ? H - c0 : kPanel<T>;
     for_tiles(n, [&](int64_t r0, int height) {
       kTile<T>[vectors - 1][height - 1](s.da_next + r0, panel, H, s.tile, kPanel<T>);
@@ -225,23 +237,30 @@ void initial_gradient(const RnnBackward<T>& p, const BackwardScratch<T>& s, cons
 // What a block of m tokens adds to every gradient: dW_hh, db, dW_ih, and its rows of dx.                  (2), (1)
 template <class T>
 void block_gradients(const RnnBackward<T>& p, const BackwardScratch<T>& s, int64_t m, const T* da, int64_t d,
-                     const T* packed_ih) {
+                     const T* packed_ih, int helpers) {
   const int64_t I = p.sizes.I, H = p.sizes.H, ld = leading<T>(H), ld_x = leading<T>(I);
-  multiply_transposed(s.h_prev_row, H, da, ld, m, H, s.dweight_hh, ld);
-  multiply_transposed(s.x_row, I, da, ld, m, H, s.dweight_ih, ld);
+  share(helpers, H, [&](int64_t j, int64_t n) {
+    multiply_transposed(s.h_prev_row, j, n, da, ld, m, H, s.dweight_hh, ld);
+  });
+  share(helpers, I, [&](int64_t j, int64_t n) {
+    multiply_transposed(s.x_row, j, n, da, ld, m, H, s.dweight_ih, ld);
+  });
   for (int64_t c = 0; c < padded<T>(H); c += Simd<T>::width) {
     Vec<T> sum = load(s.dbias + c);
     for (int64_t i = 0; i < m; ++i) sum += load(da + i * ld + c);
     store(s.dbias + c, sum);
   }
   if (!p.dx) return;
-  multiply(s.da_row, m, packed_ih, H, I, s.dx, ld_x);
-  for (int64_t i = 0; i < m; ++i)
-    memcpy(p.dx + (d * p.sizes.R + s.row[i]) * I, s.dx + i * ld_x, static_cast<size_t>(I) * sizeof(T));
+  share(helpers, m, [&](int64_t first, int64_t n) {
+    multiply(s.da_row + first, n, packed_ih, H, I, s.dx + first * ld_x, ld_x);
+    for (int64_t i = first; i < first + n; ++i)
+      memcpy(p.dx + (d * p.sizes.R + s.row[i]) * I, s.dx + i * ld_x, static_cast<size_t>(I) * sizeof(T));
+  });
 }
 
 template <class T>
-void backward_task(const RnnBackward<T>& p, const Task& task, const T* packed_ih, const T* packed_hh, char* memory) {
+void backward_task(const RnnBackward<T>& p, const Task& task, const T* packed_ih, const T* packed_hh, char* memory,
+                   int helpers) {
   const auto& z = p.sizes;
   const int64_t DH = z.D * z.H, ld = leading<T>(z.H), d = task.direction;
   const Walk walk(p.rows, task);
@@ -276,7 +295,7 @@ void backward_task(const RnnBackward<T>& p, const Task& task, const T* packed_ih
         s.h_prev_row[done + b] = p.h_prev + row * DH + d * z.H;
         s.da_row[done + b] = da + (done + b) * ld;
       }
-      backward_step(p, s, going_on, n, s.row + done, d, packed_hh, da + done * ld);
+      backward_step(p, s, t, going_on, n, s.row + done, d, packed_hh, da + done * ld);
       for (int64_t b = 0; b < n; ++b) {
         s.h[b] = s.h_prev_row[done + b];  // the state before this step is the one after the step before
         s.da_next[b] = s.da_row[done + b];
@@ -284,7 +303,7 @@ void backward_task(const RnnBackward<T>& p, const Task& task, const T* packed_ih
       done += n;
       going_on = n;
     }
-    block_gradients(p, s, m, da, d, packed_ih);
+    block_gradients(p, s, m, da, d, packed_ih, helpers);
     t1 = t0;
   }
   initial_gradient(p, s, task, walk.alive(0, task.count), packed_hh);
@@ -324,7 +343,8 @@ void rnn_forward(const RnnForward<T>& p) {
   });
   parallel_for(threads, schedule.tasks(), [&](int64_t i) {
     const T *const ih = packed + schedule[i].direction * sizes.total(), *const hh = ih + sizes.ih;
-    forward_task(p, schedule[i], ih, hh, hh + sizes.hh, scratch.data() + packed_bytes + i * task_bytes);
+    forward_task(p, schedule[i], ih, hh, hh + sizes.hh, scratch.data() + packed_bytes + i * task_bytes,
+                 schedule.tasks() == 1 ? threads : 1);
   });
 }
 
@@ -348,7 +368,8 @@ void rnn_backward(const RnnBackward<T>& p) {
   });
   parallel_for(threads, schedule.tasks(), [&](int64_t i) {
     const T* const ih = packed + schedule[i].direction * sizes.total();
-    backward_task(p, schedule[i], ih, ih + sizes.ih, scratch.data() + packed_bytes + i * task_bytes);
+    backward_task(p, schedule[i], ih, ih + sizes.ih, scratch.data() + packed_bytes + i * task_bytes,
+                  schedule.tasks() == 1 ? threads : 1);
   });
   // the tasks of a direction, added up in their order
   const int64_t ld = leading<T>(z.H), stride = task_bytes / static_cast<int64_t>(sizeof(T)), parts = schedule.per_direction();

@@ -6,7 +6,7 @@ Letters here and everywhere: `B` sequences, `N` tokens in all of them, `T` the l
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ Lengths = Tensor | Sequence[int]
 
 
 class Ragged:
-    """A batch of `B` sequences as `values` (N, ...) and `offsets` (B + 1,): sequence `b` is `values[offsets[b]:offsets[b + 1]]`.
+    """`B` sequences as `values` (N, ...) and `offsets` (B + 1,): sequence `b` is `values[offsets[b]:offsets[b + 1]]`.
 
     Edges: `B` = 0, `N` = 0 and sequences of length 0 are legal. Two batches may share one offsets tensor.
     Errors: ValueError if the offsets do not start at 0, decrease, or do not end at `N`; TypeError for other dtypes.
@@ -74,7 +74,7 @@ class Ragged:
 
     @classmethod
     def from_list(cls, sequences: Sequence[Tensor]) -> Ragged:
-        """Sequences (T_b, ...) end to end. An empty list has no feature shape: give an empty `values` to `Ragged` instead."""
+        """Sequences (T_b, ...) end to end. Errors: ValueError for an empty list, which does not say what a token is."""
         if not sequences:
             raise ValueError("an empty list does not say what a token is: use Ragged(torch.empty(0, I), [0])")
         return cls(torch.cat(list(sequences)), _offsets(torch.tensor([len(s) for s in sequences])))
@@ -124,7 +124,8 @@ class Ragged:
         """From a jagged torch.nested tensor (B, *, ...), read through its offsets and lengths (it may have holes)."""
         if not nested.is_nested or nested.layout != torch.jagged:
             raise TypeError("expected a torch.nested tensor with layout=torch.jagged")
-        offsets, lengths = nested.offsets(), nested.lengths()  # type: ignore[operator]
+        jagged: Any = nested
+        offsets, lengths = jagged.offsets(), jagged.lengths()
         if lengths is None:
             return _unchecked(nested.values(), offsets)
         own = _offsets(lengths)

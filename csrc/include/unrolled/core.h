@@ -33,7 +33,7 @@ struct RnnForward {
   const T* weight_hh;  // [D * H, H]
   const T* bias_ih;    // [D * H] or null
   const T* bias_hh;    // [D * H] or null
-  T* y;                // [R, D * H], rows of no sequence are left alone
+  T* y;                // [R, D * H], cleared by the caller where rows of no sequence exist
   T* h_last;           // [D, B, H]
   T* h_prev;           // [R, D * H] the state before each row, or null: not kept
 };
@@ -49,7 +49,7 @@ struct RnnBackward {
   const T* weight_hh;  // [D * H, H]
   const T* h_prev;     // [R, D * H]
   const T* h_end;      // [D, B, H] the last states
-  T* dx;               // [D, R, I] a part for each direction, rows of no sequence are left alone; or null: not wanted
+  T* dx;               // [D, R, I] a part for each direction, cleared likewise; or null: not wanted
   T* dh0;              // [D, B, H]
   T* dweight_ih;       // [D * H, I]
   T* dweight_hh;       // [D * H, H]

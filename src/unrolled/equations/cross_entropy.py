@@ -46,7 +46,8 @@ def cross_entropy_forward(
     """
     saved = CrossEntropySaved(logits, logits.logsumexp(1), target, class_weight, ignore_index, label_smoothing)  # (1)
     y = smoothed_target(saved)
-    return torch.where(target == ignore_index, 0, (y * (saved.log_sum[:, None] - logits)).sum(1)), saved  # (3)
+    surprise = torch.where(y == 0, 0, saved.log_sum[:, None] - logits)  # 0 times infinity is 0: a logit may be -inf
+    return torch.where(target == ignore_index, 0, (y * surprise).sum(1)), saved  # (3)
 
 
 def cross_entropy_backward(dloss: Float[Tensor, "N"], saved: CrossEntropySaved) -> Float[Tensor, "N C"]:

@@ -55,7 +55,9 @@ def dropout_mask(
 ) -> Float[Tensor, "N F"]:
     """0 or 1 / (1 - p) in float64."""
     block = torch.arange((units + 3) // 4, device=key.device)
-    counter = torch.broadcast_tensors(block, t[:, None], key[:, None], torch.full_like(block, layer))
+    shape = (len(key), len(block))
+    words = block, t[:, None], key[:, None], torch.full_like(block, layer)
+    counter = tuple(word.expand(shape) for word in words)
     random = torch.stack(_philox(counter, seed), dim=-1).flatten(1)[:, :units]  # (N, F)
     return (random >= round(p * 2**32)).to(torch.float64) / (1 - p if p < 1 else 1)  # (1)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -32,7 +33,10 @@ def embedding_forward(
     Errors: IndexError for a token outside the table.
     Derivation: docs/en/rnn.md.
     """
-    return weight[token], EmbeddingSaved(token, len(weight), padding_index)  # (1)
+    y = weight[token]  # (1)
+    if padding_index is not None:  # a constant row
+        y = torch.where((token == padding_index % len(weight))[:, None], y.detach(), y)
+    return y, EmbeddingSaved(token, len(weight), padding_index)
 
 
 def embedding_backward(dy: Float[Tensor, "N E"], saved: EmbeddingSaved) -> Float[Tensor, "V E"]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class RNNSaved(NamedTuple):
-    """What the backward needs. `h_prev` and `h_last` together are the `N + B` states: `B` initial ones, `N` computed."""
+    """What the backward needs; `h_prev` and `h_last` together are all `N + B` states."""
 
     x: Float[Tensor, "N I"]
     h_prev: Float[Tensor, "N H"]  # the state before each token: h0 at a sequence's first step

@@ -1,9 +1,9 @@
-"""The forms a batch of sequences comes in: padded, unbatched, packed, nested, ragged; read as rows and given back alike."""
+"""The forms a batch comes in: padded, unbatched, packed, nested, ragged; read as rows and given back alike."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -44,16 +44,13 @@ def _padded(
 ) -> Form:
     b, t = (x.shape[0], x.shape[1]) if batch_first else (x.shape[1], x.shape[0])
     sequence = torch.arange(b, device=x.device)
-    if lengths is None:
-        length = torch.full_like(sequence, t)
-    else:
-        length = check_lengths(lengths, b, t).to(x.device)
+    length = torch.full_like(sequence, t) if lengths is None else check_lengths(lengths, b, t).to(x.device)
 
     def positions() -> tuple[Tensor, Tensor]:
         time = torch.arange(t, device=x.device)
-        grid = (sequence[:, None], time) if batch_first else (sequence, time[:, None])
-        key, step = torch.broadcast_tensors(*grid)
-        return key.reshape(-1), step.reshape(-1)
+        key, step = (sequence[:, None], time) if batch_first else (sequence, time[:, None])
+        shape = (b, t) if batch_first else (t, b)
+        return key.expand(shape).reshape(-1), step.expand(shape).reshape(-1)
 
     rows = Rows(sequence * t, 1, length) if batch_first else Rows(sequence, b, length)
     return Form(x.reshape(b * t, x.shape[2]), rows, batched, positions, restore)
@@ -78,7 +75,8 @@ def _packed(x: PackedSequence) -> Form:
 
 
 def _nested(x: Tensor) -> Form:
-    values, offsets, lengths = x.values(), x.offsets(), x.lengths()  # type: ignore[operator]
+    jagged: Any = x
+    values, offsets, lengths = jagged.values(), jagged.offsets(), jagged.lengths()
 
     def restore(y: Tensor) -> Tensor:
         return torch.nested.nested_tensor_from_jagged(y, offsets, lengths=lengths)

@@ -41,7 +41,7 @@ class Embedding(nn.Embedding):
 class Dropout(nn.Dropout):
     """torch.nn.Dropout, with a mask that is a function of one seed per call, drawn from torch's generator.
 
-    In a Ragged the mask of a token depends on its sequence (its index, or `keys[b]`) and its step, not on other sequences.
+    In a Ragged the mask of a token depends on its sequence (the index, or `keys[b]`) and its step, not on neighbours.
     """
 
     def forward(self, input: Values, *, keys: Tensor | None = None) -> Values:

@@ -10,8 +10,8 @@ from unrolled.nn.recurrent import RNN
 def convert(model: nn.Module) -> nn.Module:
     """Replace each torch.nn.RNN in `model` by ours, in place, and return the model (a bare RNN: its replacement).
 
-    The parameters are the same objects, so an optimizer that holds them keeps working. A subclass of torch.nn.RNN is left
-    alone: it may do something else.
+    The parameters are the same objects, so an optimizer that holds them keeps working. A subclass of torch.nn.RNN is
+    left alone: it may do something else.
     """
     replaced: dict[int, RNN] = {}
 

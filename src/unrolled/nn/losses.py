@@ -21,7 +21,7 @@ class MSELoss(nn.MSELoss):
 
 
 class CrossEntropyLoss(nn.CrossEntropyLoss):
-    """torch.nn.CrossEntropyLoss for classes, (N, C) or (N, C, d1, ...) or (C,); class probabilities are torch's own code.
+    """torch.nn.CrossEntropyLoss for classes, (N, C), (N, C, d1, ...) or (C,); class probabilities are torch's own code.
 
     "mean" divides by the class weights of the targets that are not ignored, as torch does.
     """

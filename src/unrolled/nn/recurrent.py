@@ -16,8 +16,8 @@ from unrolled.ragged import Lengths
 class RNN(nn.Module):
     """torch.nn.RNN with the gradient in closed form, for batches of any lengths, 0 included.
 
-    Arguments, parameter names, initial values, `state_dict` and results are torch's. `learn_initial_state` (keyword only)
-    adds a parameter `initial_state` (num_layers * D, H), used where no `hx` is given. Source: `equations.rnn`.
+    Arguments, parameter names, initial values, `state_dict` and results are torch's. `learn_initial_state` (keyword
+    only) adds a parameter `initial_state` (num_layers * D, H), used where no `hx` is given. Source: `equations.rnn`.
     Under autocast the arithmetic is float32.
     """
 
@@ -58,7 +58,10 @@ class RNN(nn.Module):
         for layer in range(num_layers):
             width = input_size if layer == 0 else hidden_size * self.num_directions
             for suffix in self._suffixes(layer):
-                shapes = {"weight_ih": (hidden_size, width), "weight_hh": (hidden_size, hidden_size)}
+                shapes: dict[str, tuple[int, ...]] = {
+                    "weight_ih": (hidden_size, width),
+                    "weight_hh": (hidden_size, hidden_size),
+                }
                 if bias:
                     shapes |= {"bias_ih": (hidden_size,), "bias_hh": (hidden_size,)}
                 for name, shape in shapes.items():
@@ -90,9 +93,10 @@ class RNN(nn.Module):
     ) -> tuple[Batch, Tensor]:
         """All states of the last layer, in the form of `x`, and the last state of each layer and direction.
 
-        Shapes: x (T, B, I), with `batch_first` (B, T, I), either with `lengths` (B,) or without; (T, I) for one sequence;
-        a PackedSequence; a jagged nested tensor (B, *, I); a Ragged of (N, I). hx and h_n (num_layers * D, B, H), without
-        B for one sequence. `keys` (B,): whole numbers that take the place of a sequence's index in the dropout mask.
+        Shapes: x (T, B, I), with `batch_first` (B, T, I), either with `lengths` (B,) or without; (T, I) for one
+        sequence; a PackedSequence; a jagged nested tensor (B, *, I); a Ragged of (N, I). hx and h_n
+        (num_layers * D, B, H), without B for one sequence. `keys` (B,): whole numbers that take the place of a
+        sequence's index in the dropout mask.
         Edges: rows beyond a length are 0; a sequence of length 0 has h_n = hx.
         Errors: ValueError for shapes that do not fit.
         """
@@ -108,8 +112,9 @@ class RNN(nn.Module):
                 key = key if keys is None else keys.to(key)[key]
                 y = dropout(y, self.dropout, seed.to(key.device), layer - 1, key, t)
             states = h0[layer * self.num_directions : (layer + 1) * self.num_directions]
-            weights = (self._joined(name, layer) for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
-            y, h = rnn(y, states, *weights, form.rows, self.nonlinearity)
+            weights = self._joined("weight_ih", layer), self._joined("weight_hh", layer)
+            bias_ih, bias_hh = (self._joined(name, layer) if self.bias else None for name in ("bias_ih", "bias_hh"))
+            y, h = rnn(y, states, *weights, bias_ih, bias_hh, form.rows, self.nonlinearity)
             h_last.append(h)
         h_n = h_last[0] if len(h_last) == 1 else torch.cat(h_last)
         h_n = h_n if form.batched else h_n.squeeze(1)
@@ -129,9 +134,7 @@ class RNN(nn.Module):
             return self.initial_state.unsqueeze(1).expand(shape)
         return values.new_zeros(shape, dtype=self.weight_hh_l0.dtype)  # type: ignore[arg-type]
 
-    def _joined(self, name: str, layer: int) -> Tensor | None:
-        if name.startswith("bias") and not self.bias:
-            return None
+    def _joined(self, name: str, layer: int) -> Tensor:
         parts = [getattr(self, f"{name}_{suffix}") for suffix in self._suffixes(layer)]
         joined: Tensor = parts[0] if len(parts) == 1 else torch.cat(parts)
         return joined
@@ -150,8 +153,8 @@ class RNN(nn.Module):
 def last(h: Tensor, *, bidirectional: bool | None = None) -> Tensor:
     """The final state of each sequence in the last layer, directions joined: (layers * D, B, H) -> (B, D * H).
 
-    For the forward direction that is the state after a sequence's own last step, for the reverse one the state after its
-    first. `h` comes from one of our layers and knows its directions; inside torch.compile, or for another `h`, say
+    For the forward direction that is the state after a sequence's own last step, for the reverse one the state after
+    its first. `h` comes from one of our layers and knows its directions; inside torch.compile, or for another `h`, say
     `bidirectional`. Unbatched: (layers * D, H) -> (D * H,).
     Errors: ValueError where the directions are not known or do not fit.
     """

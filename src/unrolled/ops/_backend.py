@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from importlib import import_module
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 try:
-    from unrolled import _core as core
+    core: Any = import_module("unrolled._core")
 except ImportError:
     core = None  # installed without a C++ compiler
 
@@ -29,7 +30,7 @@ def use(backend: Backend) -> AbstractContextManager[None]:
     """Choose for the whole process what the operators run on; as a context manager, until its end.
 
     "auto": the core for float32 and float64 on the CPU, else the equation. "core": the core alone, an error where it
-    cannot run. "equations": no operator at all, autograd differentiates the plain forward; slow, any order of derivative.
+    cannot run. "equations": no operator, autograd differentiates the plain forward; slow, derivatives of any order.
     Errors: ValueError for another name; RuntimeError for "core" where it is not built.
     """
     global _backend
@@ -56,11 +57,10 @@ def equations_only() -> bool:
 
 def on_core(*tensors: Tensor) -> bool:
     """Whether the core takes these tensors. Under `use("core")` a TypeError says why not."""
-    first = tensors[0]
-    fits = all(t.device.type == "cpu" and t.dtype == first.dtype for t in tensors) and first.dtype in (
-        torch.float32,
-        torch.float64,
-    )
+    dtype = tensors[0].dtype
+    fits = dtype is torch.float32 or dtype is torch.float64
+    for t in tensors:
+        fits = fits and t.dtype is dtype and t.device.type == "cpu"
     if _backend == "core" and not fits:
         found = ", ".join(f"{t.dtype} on {t.device}" for t in tensors)
         raise TypeError(f"the core takes float32 or float64 on the CPU, all alike; found {found}")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from unrolled.equations.cross_entropy import CrossEntropySaved, cross_entropy_backward, cross_entropy_forward
 from unrolled.ops._backend import arrays, core, equations_only, on_core
-from unrolled.ops._register import backward_op, register
+from unrolled.ops._register import apply, backward_op, register, with_signature
 
 
 def cross_entropy(
@@ -22,7 +22,7 @@ def cross_entropy(
     """The loss (N,) of each token in nats; the equation is in `equations.cross_entropy`.
 
     Shapes: logits (N, C), target (N,) int64, class_weight (C,) or None.
-    Errors: IndexError for a target outside [0, C) that is not `ignore_index`; ValueError for a smoothing outside [0, 1].
+    Errors: IndexError for a target that is neither in [0, C) nor `ignore_index`; ValueError for a wrong smoothing.
     """
     if not 0 <= label_smoothing <= 1:
         raise ValueError(f"label_smoothing must lie in [0, 1], found {label_smoothing}")
@@ -31,12 +31,12 @@ def cross_entropy(
     if torch.is_autocast_enabled(logits.device.type):
         logits = logits.float()
     if equations_only():
-        loss, _ = cross_entropy_forward(logits, target, class_weight, ignore_index, label_smoothing)
-        return loss
-    loss, _ = _CrossEntropy.apply(logits, target, class_weight, ignore_index, label_smoothing)
+        return cross_entropy_forward(logits, target, class_weight, ignore_index, label_smoothing)[0]
+    loss: Tensor = apply(_CrossEntropy, logits, target, class_weight, ignore_index, label_smoothing)[0]
     return loss
 
 
+@with_signature
 class _CrossEntropy(torch.autograd.Function):
     generate_vmap_rule = True
 

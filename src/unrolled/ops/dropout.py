@@ -9,7 +9,7 @@ from torch import Tensor
 
 from unrolled.equations.dropout import dropout_forward
 from unrolled.ops._backend import arrays, core, equations_only, on_core
-from unrolled.ops._register import register
+from unrolled.ops._register import apply, register, with_signature
 
 
 def dropout(x: Tensor, p: float, seed: Tensor, layer: int, key: Tensor, t: Tensor) -> Tensor:
@@ -21,12 +21,12 @@ def dropout(x: Tensor, p: float, seed: Tensor, layer: int, key: Tensor, t: Tenso
     if not 0 <= p <= 1:
         raise ValueError(f"the dropout probability must lie in [0, 1], found {p}")
     if equations_only():
-        y, _ = dropout_forward(x, seed, layer, key, t, p)
-        return y
-    y = _Dropout.apply(x, seed, layer, key, t, p)
+        return dropout_forward(x, seed, layer, key, t, p)[0]
+    y: Tensor = apply(_Dropout, x, seed, layer, key, t, p)
     return y
 
 
+@with_signature
 class _Dropout(torch.autograd.Function):
     generate_vmap_rule = True
 
@@ -43,7 +43,7 @@ class _Dropout(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Any:
         seed, key, t = ctx.saved_tensors
-        dx = _Dropout.apply(dy, seed, ctx.layer, key, t, ctx.p)
+        dx = apply(_Dropout, dy, seed, ctx.layer, key, t, ctx.p)
         return dx, None, None, None, None, None
 
 

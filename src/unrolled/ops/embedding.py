@@ -9,7 +9,7 @@ from torch import Tensor
 
 from unrolled.equations.embedding import EmbeddingSaved, embedding_backward, embedding_forward
 from unrolled.ops._backend import arrays, core, equations_only, on_core
-from unrolled.ops._register import backward_op, register
+from unrolled.ops._register import apply, backward_op, register, with_signature
 
 
 def embedding(token: Tensor, weight: Tensor, padding_index: int | None = None) -> Tensor:
@@ -21,10 +21,11 @@ def embedding(token: Tensor, weight: Tensor, padding_index: int | None = None) -
     if equations_only():
         y, _ = embedding_forward(flat, weight, padding_index)
     else:
-        y = _Embedding.apply(flat, weight, padding_index)
+        y = apply(_Embedding, flat, weight, padding_index)
     return y.reshape(*token.shape, weight.shape[1])
 
 
+@with_signature
 class _Embedding(torch.autograd.Function):
     generate_vmap_rule = True
 

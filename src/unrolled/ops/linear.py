@@ -9,7 +9,7 @@ from torch import Tensor
 
 from unrolled.equations.linear import LinearSaved, linear_backward, linear_forward
 from unrolled.ops._backend import arrays, core, equations_only, on_core
-from unrolled.ops._register import backward_op, register
+from unrolled.ops._register import apply, backward_op, register, with_signature
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -20,10 +20,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if equations_only():
         y, _ = linear_forward(flat, weight, bias)
     else:
-        y = _Linear.apply(flat, weight, bias)
+        y = apply(_Linear, flat, weight, bias)
     return y.reshape(*x.shape[:-1], weight.shape[0])
 
 
+@with_signature
 class _Linear(torch.autograd.Function):
     generate_vmap_rule = True
 

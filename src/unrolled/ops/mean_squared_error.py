@@ -13,7 +13,7 @@ from unrolled.equations.mean_squared_error import (
     mean_squared_error_forward,
 )
 from unrolled.ops._backend import arrays, core, equations_only, on_core
-from unrolled.ops._register import backward_op, register
+from unrolled.ops._register import apply, backward_op, register, with_signature
 
 
 def mean_squared_error(y: Tensor, target: Tensor) -> Tensor:
@@ -24,12 +24,12 @@ def mean_squared_error(y: Tensor, target: Tensor) -> Tensor:
     if y.shape != target.shape:
         raise ValueError(f"y and target must have one shape, found {tuple(y.shape)} and {tuple(target.shape)}")
     if equations_only():
-        loss, _ = mean_squared_error_forward(y, target)
-        return loss
-    loss = _MeanSquaredError.apply(y, target)
+        return mean_squared_error_forward(y, target)[0]
+    loss: Tensor = apply(_MeanSquaredError, y, target)
     return loss
 
 
+@with_signature
 class _MeanSquaredError(torch.autograd.Function):
     generate_vmap_rule = True
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from unrolled.equations.rnn import RNNSaved, rnn_backward, rnn_forward
 from unrolled.ops._backend import arrays, core, equations_only, on_core
-from unrolled.ops._register import backward_op, register
+from unrolled.ops._register import apply, backward_op, register, with_signature
 from unrolled.ragged import Rows, live_rows
 
 
@@ -25,9 +25,9 @@ def rnn(
 ) -> tuple[Tensor, Tensor]:
     """One recurrent layer in D = 1 or 2 directions; the equations are in `equations.rnn`.
 
-    Shapes: x (R, I); h0 (D, B, H); weight_ih (D * H, I), weight_hh (D * H, H), bias_ih and bias_hh (D * H,) or None: the
-    directions one below the other; `rows` says where the steps of each sequence lie among the R. Returns y (R, D * H),
-    the directions side by side, and h_last (D, B, H). A row of no sequence has y = 0.
+    Shapes: x (R, I); h0 (D, B, H); weight_ih (D * H, I), weight_hh (D * H, H), bias_ih and bias_hh (D * H,) or None:
+    the directions one below the other; `rows` says where the steps of each sequence lie among the R. Returns y
+    (R, D * H), the directions side by side, and h_last (D, B, H). A row of no sequence has y = 0.
     Errors: ValueError for another nonlinearity. A second derivative is refused unless `unrolled.use("equations")`.
     """
     if nonlinearity not in ("tanh", "relu"):
@@ -39,12 +39,13 @@ def rnn(
         return y, h_last
     args = (x, h0, weight_ih, weight_hh, bias_ih, bias_hh, rows.start, rows.length, rows.step, nonlinearity)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in args[:6]):
-        y, h_last, _, _ = _RNN.apply(*args)
+        y, h_last, _, _ = apply(_RNN, *args)
     else:
         y, h_last, _, _ = _forward(*args, False)
     return y, h_last
 
 
+@with_signature
 class _RNN(torch.autograd.Function):
     generate_vmap_rule = True
 
@@ -87,9 +88,9 @@ def _forward_kernel(
     if not on_core(x, h0, weight_ih, weight_hh):
         y, h_last, h_prev = _equation_forward(x, h0, weight_ih, weight_hh, bias_ih, bias_hh, rows, nonlinearity)
         return y, h_last, h_prev if need_saved else h_prev[:0].clone(), h_last.clone()
-    new = x.new_zeros if int(length.sum()) < len(x) else x.new_empty  # rows of no sequence stay 0
-    y = new(len(x), len(weight_hh))
-    h_prev = new(len(x) if need_saved else 0, len(weight_hh))
+    width = weight_hh.shape[0]
+    y = x.new_empty(x.shape[0], width)
+    h_prev = x.new_empty(x.shape[0] if need_saved else 0, width)
     h_last = torch.empty_like(h0, memory_format=torch.contiguous_format)
     core.rnn_forward(
         *arrays(x, h0, weight_ih, weight_hh, bias_ih, bias_hh, start, length, y, h_last, h_prev),
@@ -135,14 +136,13 @@ def _backward_kernel(
     rows = Rows(start, step, length)
     if not on_core(x, dy, weight_ih, weight_hh):
         return _equation_backward(dy, dh_last, x, weight_ih, weight_hh, h_prev, h_end, rows, nonlinearity)
-    directions = len(h_end)
-    new = x.new_zeros if int(length.sum()) < len(x) else x.new_empty
-    dx = new(directions if need_dx else 0, *x.shape)
+    directions = h_end.shape[0]
+    dx = x.new_empty(directions if need_dx else 0, *x.shape)
     dh0 = torch.empty_like(h_end)
     dweight_ih, dweight_hh = (
         torch.empty_like(w, memory_format=torch.contiguous_format) for w in (weight_ih, weight_hh)
     )
-    dbias = x.new_empty(len(weight_hh))
+    dbias = x.new_empty(weight_hh.shape[0])
     core.rnn_backward(
         *arrays(dy, dh_last, x, weight_ih, weight_hh, h_prev, h_end, start, length),
         *arrays(dx, dh0, dweight_ih, dweight_hh, dbias),
@@ -189,11 +189,12 @@ def _equation_forward(
     for d in range(directions):
         order, steps = live_rows(rows.reverse() if d else rows)
         own = slice(d * hidden, (d + 1) * hidden)
-        biases = (None if b is None else b[own] for b in (bias_ih, bias_hh))
-        y, h_last, saved = rnn_forward(x, h0[d][order], weight_ih[own], weight_hh[own], *biases, steps, nonlinearity)
+        own_ih, own_hh = (None if b is None else b[own] for b in (bias_ih, bias_hh))
+        weights = weight_ih[own], weight_hh[own]
+        y, h_last, saved = rnn_forward(x, h0[d][order], *weights, own_ih, own_hh, steps, nonlinearity)
         outputs.append((y, h_last[order.argsort()], saved.h_prev))
-    y, h_last, h_prev = zip(*outputs, strict=True)
-    return torch.cat(y, 1), torch.stack(h_last), torch.cat(h_prev, 1)
+    ys, h_lasts, h_prevs = zip(*outputs, strict=True)
+    return torch.cat(ys, 1), torch.stack(h_lasts), torch.cat(h_prevs, 1)
 
 
 def _equation_backward(
@@ -227,8 +228,8 @@ _forward = register(
     _forward_fake,
 )
 _backward = register(
-    "rnn_backward(Tensor dy, Tensor dh_last, Tensor x, Tensor weight_ih, Tensor weight_hh, Tensor h_prev, Tensor h_end, "
-    "Tensor start, Tensor length, SymInt step, str nonlinearity, bool need_dx) "
+    "rnn_backward(Tensor dy, Tensor dh_last, Tensor x, Tensor weight_ih, Tensor weight_hh, Tensor h_prev, "
+    "Tensor h_end, Tensor start, Tensor length, SymInt step, str nonlinearity, bool need_dx) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     _backward_kernel,
     _backward_fake,

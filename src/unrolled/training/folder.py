@@ -8,6 +8,7 @@ import platform
 import sys
 import tempfile
 import time
+import zlib
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,10 @@ from unrolled.config import Config, option_names, parse_config, read_yaml, to_ya
 from unrolled.training import checkpoint
 from unrolled.training.task import Task
 
-RESUMABLE = ("epochs", "max_steps", "patience", "checkpoint_every", "device", "threads")  # of [training]: may change
+RESUMABLE = (  # options that may change when a run is resumed; the data must be the same wherever their files lie
+    *("training.epochs", "training.max_steps", "training.patience", "training.checkpoint_every"),
+    *("training.device", "training.threads", "output_dir", "data.train", "data.valid", "data.test"),
+)
 _FILES = ("config.yaml", "environment.json", "metrics.jsonl", "metrics.json", "train.log")
 
 
@@ -52,12 +56,11 @@ class RunFolder:
 
     def _check_same(self, before: Config, now: Config) -> None:
         for name in option_names():
-            found, allowed = _option(now, name), _option(before, name)
-            free = name == "output_dir" or name in [f"training.{key}" for key in RESUMABLE]
-            if found != allowed and not free:
+            found, first = _option(now, name), _option(before, name)
+            if found != first and name not in RESUMABLE:
                 raise ValueError(
-                    f"cannot resume {self.path} with {name} = {found!r}: it began with {allowed!r}. "
-                    f"What may change is training.{', '.join(RESUMABLE)}"
+                    f"cannot resume {self.path} with {name} = {found!r}: it began with {first!r}. "
+                    f"These may change: {', '.join(RESUMABLE)}"
                 )
 
     def begin(self, config: Config, fabric: Fabric, resumed: bool) -> None:
@@ -77,13 +80,18 @@ class RunFolder:
         checkpoint.write_json(self.environment, here)
 
     def check_same_data(self, task: Task) -> None:
-        """ValueError where the task made from the data of today is not the one in the checkpoint."""
+        """ValueError where the data of today do not give the task and the examples of the checkpoint."""
+        changed = (
+            [] if checkpoint.read_json(self.last / "trainer_state.json")["data"] == digests(task) else ["examples"]
+        )
         with tempfile.TemporaryDirectory() as temporary:
             task.save(Path(temporary))
             for now in sorted(set(Path(temporary).iterdir()) - {Path(temporary, "config.json")}):
                 before = self.last / now.name
                 if not before.exists() or before.read_bytes() != now.read_bytes():
-                    raise ValueError(f"cannot resume {self.path}: the data have changed, they give another {now.name}")
+                    changed.append(now.name)
+        if changed:
+            raise ValueError(f"cannot resume {self.path}: the data have changed, they give other {', '.join(changed)}")
 
     def sessions(self) -> list[Any]:
         resumed: list[Any] = checkpoint.read_json(self.environment).get("resumed", [])
@@ -124,6 +132,14 @@ def describe_environment(fabric: Fabric) -> dict[str, Any]:
         "processes": fabric.world_size,
         "backends": backends(),
         "packages": {name: _version(name) for name in packages},
+    }
+
+
+def digests(task: Task) -> dict[str, int]:
+    """A checksum of the lengths of each split's examples, in their order."""
+    return {
+        name: zlib.crc32(json.dumps([task.num_tokens(example) for example in part]).encode())
+        for name, part in task.splits.items()
     }
 
 

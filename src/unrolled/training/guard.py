@@ -29,7 +29,7 @@ class Finding:
 
     def __str__(self) -> str:
         layer = f" of layer {self.layer}" if self.layer else ""
-        step = f" at time step {self.step}" if self.step is not None else ""
+        step = f" at time step {self.step} (the first is 0)" if self.step is not None else ""
         return f"the {self.quantity}{layer}{step}"
 
 
@@ -136,7 +136,7 @@ class _Steps(TorchFunctionMode):
         layer, rest = divmod(call, self.longest * self.module.num_directions)
         reverse, step = divmod(rest, self.longest)
         sequence = int(self.order[place[1]])
-        where = f"{self.name} (layer {layer}, {'reverse' if reverse else 'forward'})"
+        where = f"{self.name or type(self.module).__name__} (layer {layer}, {'reverse' if reverse else 'forward'})"
         step = int(self.lengths[sequence]) - 1 - step if reverse else step
         self.findings.append(Finding(quantity, where, step, sequence))
 

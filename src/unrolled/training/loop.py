@@ -19,7 +19,7 @@ from torch import Tensor
 from unrolled.config import Config
 from unrolled.data.batches import BatchSampler
 from unrolled.training import checkpoint
-from unrolled.training.folder import RunFolder
+from unrolled.training.folder import RunFolder, digests
 from unrolled.training.guard import NonFiniteError, explain, find_nonfinite
 from unrolled.training.optimizer import clip_gradient, gradient_norm, load_optimizer, make_optimizer, save_optimizer
 from unrolled.training.schedule import Schedule
@@ -109,6 +109,7 @@ class Trainer:
                     self.save()
                 if self.interrupted:
                     self.save()
+                    self.fabric.barrier()
                     raise Interrupted(self.folder.path, self.step, self.signals.received)
                 if self.stopped:
                     break
@@ -217,6 +218,7 @@ class Trainer:
         state = {
             "step": self.step,
             "seed": self.training.seed,
+            "data": digests(self.task),
             "sampler": self.sampler.state_dict(),
             "schedule": asdict(self.schedule),
             "evaluated_at": self.evaluated_at,
@@ -267,4 +269,5 @@ class Trainer:
 
             checkpoint.commit(folder, write)
             log.error(message)
+        fabric.barrier()  # torchrun ends the others as soon as one process has left
         raise NonFiniteError(message)

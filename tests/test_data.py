@@ -283,7 +283,7 @@ def test_a_label_seen_once_is_trained_on_and_remarked(file):
     path = file("a.txt", "".join(f"{label}\ttext {i}\n" for i, label in enumerate("a" * 30 + "b" * 30 + "c")))
     splits, notes = load_splits(DataConfig(train=str(path)))
     assert "c" in {row.label for row in splits["train"]}
-    assert f"{path}: 1 label (first: line 61) seen once only, 'c'" in notes
+    assert f"{path}: 1 label (first: line 61) seen once only, in training" in notes
 
 
 def test_equal_texts_do_not_leak_and_are_remarked(file):
@@ -303,7 +303,9 @@ def test_given_files_are_kept_and_shared_inputs_remarked(file):
     test = file("test.txt", "a\tfive\nb\ttwo\n")
     splits, notes = load_splits(DataConfig(train=str(train), test=str(test), valid_fraction=0))
     assert {name: len(rows) for name, rows in splits.items()} == {"train": 4, "test": 2}
-    assert any(note.startswith(f"{test}: 1 input (first: line 2) also in {train}") for note in notes)
+    assert notes == [f"{test}: 1 input (first: line 2) also in {train}, kept: the scores flatter"]
+    _, notes = load_splits(DataConfig(train=str(train), valid=str(train), test_fraction=0))
+    assert notes == [f"{train}: 4 inputs (first: line 1) also in {train}, kept: the scores flatter"]
 
 
 def test_empty_texts_are_kept_and_remarked(file):

@@ -29,6 +29,10 @@ def load_splits(data: DataConfig) -> tuple[dict[str, list[Row]], list[str]]:
         raise DataError("data.train is missing: name the file of labelled examples to train on")
     rows = load(data.train, data)
     notes = _remarks(data.train, rows, data)
+    counts = Counter(row.label for row in rows)
+    once = [row.line for row in rows if counts[row.label] == 1]
+    if once:
+        notes.append(f"{data.train}: {_count(once, 'label')} seen once only, in training")
     given = {name: path for name, path in (("valid", data.valid), ("test", data.test)) if path is not None}
     wanted = {"test": data.test_fraction, "valid": data.valid_fraction}
     fractions = {name: share for name, share in wanted.items() if name not in given and share > 0}
@@ -42,7 +46,7 @@ def load_splits(data: DataConfig) -> tuple[dict[str, list[Row]], list[str]]:
     for name, path in given.items():
         splits[name] = load(path, data)
         notes += _remarks(path, splits[name], data)
-    notes += _shared({name: source_of(data, name) for name in splits}, splits, data)
+        notes += _shared(path, splits[name], data.train, splits["train"], data)
     return {name: splits[name] for name in ("train", "valid", "test") if name in splits}, notes
 
 
@@ -61,10 +65,6 @@ def _remarks(source: str, rows: Sequence[Row], data: DataConfig) -> list[str]:
     empty = [row.line for row in rows if not row.input]
     if empty:
         notes.append(f"{source}: {_count(empty, 'empty input')}, kept as sequences of length 0")
-    counts = Counter(row.label for row in rows)
-    once = [row for row in rows if counts[row.label] == 1]
-    if once:
-        notes.append(f"{source}: {_count([row.line for row in once], 'label')} seen once only, {once[0].label!r}")
     labels: dict[str, set[str]] = defaultdict(set)
     repeated: list[int] = []
     contrary: list[int] = []
@@ -80,15 +80,10 @@ def _remarks(source: str, rows: Sequence[Row], data: DataConfig) -> list[str]:
     return notes
 
 
-def _shared(sources: dict[str, str], splits: dict[str, list[Row]], data: DataConfig) -> list[str]:
-    notes = []
-    trained = {input_key(row.input, data) for row in splits["train"]}
-    for name, source in sources.items():
-        if source != sources["train"]:
-            again = [row.line for row in splits[name] if input_key(row.input, data) in trained]
-            if again:
-                notes.append(f"{source}: {_count(again, 'input')} also in {sources['train']}, kept: scores flatter")
-    return notes
+def _shared(source: str, rows: Sequence[Row], train: str, trained: Sequence[Row], data: DataConfig) -> list[str]:
+    known = {input_key(row.input, data) for row in trained}
+    again = [row.line for row in rows if input_key(row.input, data) in known]
+    return [f"{source}: {_count(again, 'input')} also in {train}, kept: the scores flatter"] if again else []
 
 
 def _count(lines: Sequence[int], noun: str) -> str:

@@ -37,7 +37,7 @@ def mathml(latex: str, display: str) -> str:
 
 
 def space_out(parent: ElementTree.Element, in_script: bool) -> None:
-    """The spacing that TeX gives and browsers leave to the markup: signs, bars, named functions, operators in indices."""
+    """The spacing that TeX gives and browsers leave to the markup: signs, bars, named functions, indices."""
     parent_kind = parent.tag.removeprefix(MATHML)
     children = list(parent)
     before, before_name = "", False

@@ -12,10 +12,12 @@ if TYPE_CHECKING:
     from unrolled.ops._backend import backends as backends
     from unrolled.ops._backend import use as use
     from unrolled.ragged import Ragged as Ragged
+    from unrolled.run import load as load
+    from unrolled.run import train as train
 
 __version__ = "0.1.0"
 
-_HOME = {"Ragged": "ragged", "backends": "ops._backend", "use": "ops._backend"}
+_HOME = {"Ragged": "ragged", "backends": "ops._backend", "use": "ops._backend", "load": "run", "train": "run"}
 _MODULES = ("nn", "ops", "verify")
 
 

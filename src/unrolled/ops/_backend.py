@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
@@ -10,13 +11,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+Backend = Literal["auto", "core", "equations"]
+BUILD_COMMAND = "pip install --force-reinstall --no-deps .   (in the sources, with a C++17 compiler)"
+
 try:
     core: Any = import_module("unrolled._core")
-except ImportError:
-    core = None  # installed without a C++ compiler
-
-Backend = Literal["auto", "core", "equations"]
-BUILD_COMMAND = "pip install --force-reinstall --no-deps -c constraints.txt .   (needs a C++17 compiler)"
+except ModuleNotFoundError:  # installed without a C++ compiler
+    core = None
+    warnings.warn(
+        f"the core is not built, the equations do its work, slower. To build it: {BUILD_COMMAND}", stacklevel=2
+    )
 
 _backend: Backend = "auto"
 

@@ -146,6 +146,18 @@ class Picture(Figure):
         return [figure]
 
 
+THEME_IN_CHINESE = {"Next": "下一页", "Previous": "上一页", "On this page": "本页内容", "Back to top": "返回顶部"}
+
+
+def translate_theme(app: Sphinx) -> None:
+    """The theme has no Chinese of its own."""
+    if app.config.language == "zh_CN" and app.builder.format == "html":
+        known = app.translator
+        app.builder.templates.environment.install_gettext_callables(
+            lambda text: THEME_IN_CHINESE.get(text) or known.gettext(text), known.ngettext, newstyle=True
+        )
+
+
 def copy_font(app: Sphinx, exception: Exception | None) -> None:
     if exception is None and app.builder.format == "html":
         copy_asset(FONT, Path(app.outdir) / "_static")
@@ -156,5 +168,6 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("code-of", CodeOf)
     app.add_directive("picture", Picture)
     app.connect("env-updated", number_equations)
+    app.connect("builder-inited", translate_theme)
     app.connect("build-finished", copy_font)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

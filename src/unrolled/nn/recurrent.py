@@ -89,18 +89,18 @@ class RNN(nn.Module):
         """Nothing to do; torch's callers expect it to exist."""
 
     def forward(
-        self, x: Batch, hx: Tensor | None = None, lengths: Lengths | None = None, *, keys: Tensor | None = None
+        self, input: Batch, hx: Tensor | None = None, lengths: Lengths | None = None, *, keys: Tensor | None = None
     ) -> tuple[Batch, Tensor]:
-        """All states of the last layer, in the form of `x`, and the last state of each layer and direction.
+        """All states of the last layer, in the form of `input`, and the last state of each layer and direction.
 
-        Shapes: x (T, B, I), with `batch_first` (B, T, I), either with `lengths` (B,) or without; (T, I) for one
+        Shapes: input (T, B, I), with `batch_first` (B, T, I), either with `lengths` (B,) or without; (T, I) for one
         sequence; a PackedSequence; a jagged nested tensor (B, *, I); a Ragged of (N, I). hx and h_n
         (num_layers * D, B, H), without B for one sequence. `keys` (B,): whole numbers that take the place of a
         sequence's index in the dropout mask.
         Edges: rows beyond a length are 0; a sequence of length 0 has h_n = hx.
         Errors: ValueError for shapes that do not fit.
         """
-        form = read(x, lengths, self.batch_first)
+        form = read(input, lengths, self.batch_first)
         if form.values.shape[1] != self.input_size:
             raise ValueError(f"this layer reads {self.input_size} features, the input has {form.values.shape[1]}")
         h0 = self._initial_states(hx, form.rows.start.shape[0], form.values, form.batched)

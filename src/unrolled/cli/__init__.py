@@ -19,6 +19,7 @@ app = App(
     help="Sequence models with every gradient written out: train, evaluate, predict.",
     help_format="plaintext",
     default_parameter=Parameter(negative=()),
+    suppress_keyboard_interrupt=False,
     help_epilogue="unrolled COMMAND --help says more. Begin with: unrolled train names",
 )
 app.command(with_options(training.train))

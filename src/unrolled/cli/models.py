@@ -45,7 +45,7 @@ def evaluate(run: Path, data: str, /, *, output: Output = None, json: bool = Fal
 
 def predict(
     run: Path,
-    file: str = "-",
+    file: Annotated[str, Parameter(allow_leading_hyphen=True)] = "-",
     /,
     *,
     output: Output = None,

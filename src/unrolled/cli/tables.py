@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,22 +20,27 @@ def utf8(text: str) -> None:
     if buffer is None:
         sys.stdout.write(text)
     else:
-        buffer.write(text.encode("utf-8", errors="replace"))
+        left = memoryview(text.encode("utf-8", errors="replace"))
+        while left:  # an unbuffered output may take a part only
+            left = left[buffer.write(left) :]
         buffer.flush()
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Columns as wide as their widest cell; the first to the left, numbers to the right."""
+    """Columns as wide as their widest cell; those that hold numbers to the right."""
     from rich.cells import cell_len
 
-    widths = [max(cell_len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+    columns = [
+        _column([head[i], *cells], [cell_len(cell) for cell in (head[i], *cells)])
+        for i, cells in enumerate(zip(*rows, strict=True))
+    ]
+    utf8("".join("  ".join(cells).rstrip() + "\n" for cells in zip(*columns, strict=True)))
 
-    def line(row: Sequence[str]) -> str:
-        gaps = [" " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=True)]
 
-        return "  ".join([row[0] + gaps[0], *(gap + cell for gap, cell in zip(gaps[1:], row[1:], strict=True))])
-
-    utf8("".join(line(row).rstrip() + "\n" for row in [head, *rows]))
+def _column(cells: Sequence[str], lengths: Sequence[int]) -> list[str]:
+    gaps = [" " * (max(lengths) - length) for length in lengths]
+    numeric = all(re.fullmatch(r"-?[\d.]+(e[-+]\d+)?|None", cell) for cell in cells[1:])
+    return [gap + cell if numeric else cell + gap for cell, gap in zip(cells, gaps, strict=True)]
 
 
 def scores(metrics: Mapping[str, Mapping[str, Any]]) -> None:
@@ -56,9 +62,9 @@ def classes(metrics: Mapping[str, Any]) -> None:
 
 
 def number(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e5 else f"{value:.2e}"
-    return str(value)
+    if isinstance(value, float) and value:
+        return f"{value:.4f}" if 1e-3 <= abs(value) < 1e5 else f"{value:.2e}"
+    return str(value or 0) if isinstance(value, int | float) else str(value)
 
 
 def _number(value: Any) -> bool:

@@ -9,7 +9,9 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
 
 from unrolled.cli import tables
 from unrolled.cli.options import resolve
@@ -26,7 +28,7 @@ def train(
     *,
     resume: bool = False,
     overwrite: bool = False,
-    quiet: bool = False,
+    quiet: Annotated[bool, Parameter(name=["--quiet", "-q"])] = False,
     json: bool = False,
     **flags: Any,
 ) -> int:

@@ -138,7 +138,7 @@ class Trainer:
 
     def make_step(self, share: Sequence[int]) -> None:
         training, fabric = self.training, self.fabric
-        seed_step(training.seed, self.step, fabric.global_rank)
+        seed_step(training.seed, self.step, fabric)
         self.model.train()
         batch = fabric.to_device(self.task.collate([self.examples[i] for i in share]))
         self.optimizer.zero_grad()
@@ -246,7 +246,7 @@ class Trainer:
     def refuse(self, kind: str, batch: Any, count: float) -> NoReturn:
         """Every process looks for the cause in its share of the batch; the first saves the whole batch."""
         training, fabric = self.training, self.fabric
-        seed_step(training.seed, self.step, fabric.global_rank)
+        seed_step(training.seed, self.step, fabric)
         model = copy.deepcopy(self.module).train()
         with fabric.autocast():
             finding = find_nonfinite(model, batch.inputs, lambda: self.task.loss_sum(model, batch)[0] / (count or 1.0))

@@ -30,7 +30,7 @@ class Case(NamedTuple):
         return "-".join([self.name, *(f"{k}={v}".replace(" ", "") for k, v in self.options.items())])
 
 
-LENGTHS = [(5, 3, 3, 1, 0), (1,), (2, 0, 3), (7,), (), (0,), (3, 5, 4), (0, 0), (2, 2, 2)]
+LENGTHS = [(6, 3, 3, 1, 0), (1,), (2, 0, 3), (7,), (), (0,), (3, 5, 4), (0, 0), (2, 2, 2)]
 SIZES = [(3, 5), (1, 1), (2, 7), (5, 3), (4, 2)]
 
 
@@ -63,7 +63,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     ],
     "dropout": [
         {"tokens": n, "features": f, "p": p, "layer": layer}
-        for (n, f, layer), p in product([(5, 7, 0), (1, 1, 1), (0, 3, 0), (3, 4, 2)], (0.0, 0.3, 1.0))
+        for (n, f, layer), p in product([(3, 19, 0), (1, 1, 1), (0, 3, 0), (3, 4, 2)], (0.0, 0.3, 1.0))
     ],
     "mean_squared_error": [{"shape": shape} for shape in ((4, 3), (1,), (), (2, 3, 5), (7,))],
     "cross_entropy": [
@@ -78,8 +78,25 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
 CASES = [Case(name, options) for name in OPERATORS for options in OPTIONS[name]]
 EQUATION_CASES = [case for case in CASES if case.operator.to_equation(case.inputs()) is not None]
 
+# Small, for the many mutants of test_teeth.py; between them they reach every line of every backward.
+_TEETH: dict[str, list[dict[str, Any]]] = {
+    "rnn": [
+        {"lengths": (3, 2, 0), "input_size": 2, "hidden_size": 2, "nonlinearity": nonlinearity}
+        for nonlinearity in ("tanh", "relu")
+    ],
+    "linear": [{"tokens": 3, "input_size": 2, "output_size": 2}],
+    "embedding": [{"tokens": 5, "vocabulary": 3, "embedding_size": 2, "padding_index": i} for i in (None, 1)],
+    "dropout": [{"tokens": 3, "features": 5}, {"tokens": 1, "features": 17}, {"tokens": 2, "features": 1, "p": 1.0}],
+    "mean_squared_error": [{"shape": (3, 2)}],
+    "cross_entropy": [
+        {"tokens": 4, "classes": 3, "weights": True, "label_smoothing": 0.3, "scale": 1.0},
+        {"tokens": 4, "classes": 2, "ignore_index": 1, "scale": 1.0},
+    ],
+}
+TEETH_CASES = [Case(name, options) for name in OPERATORS for options in _TEETH[name]]
+
 # Finite differences see through a padding row, which is a constant by definition only.
-FINITE_CASES = [case for case in CASES if case.options.get("padding_index") is None]
+FINITE_CASES = [case for case in CASES + TEETH_CASES if case.options.get("padding_index") is None]
 
 # torch.nn knows no length 0, and no function for dropout by position; its mean over no element is NaN.
 PEER_CASES = [

@@ -25,6 +25,7 @@ from unrolled.training import Interrupted, NonFiniteError, Progress, checkpoint,
 from unrolled.training.guard import find_nonfinite
 from unrolled.training.optimizer import clip_gradient, gradient_norm, make_optimizer
 from unrolled.training.schedule import Schedule
+from unrolled.training.session import Signals
 
 
 @pytest.fixture(scope="module")
@@ -357,6 +358,14 @@ def test_an_interrupted_run_keeps_its_last_step_and_goes_on_to_the_same_bits(
         assert (tmp_path / "run" / "model-last" / name).read_bytes() == (run / "model-last" / name).read_bytes()
 
 
+def test_a_second_ctrl_c_stops_at_once() -> None:
+    with Signals() as signals:
+        signal.raise_signal(signal.SIGINT)
+        assert signals.received == signal.SIGINT
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
 # The guard against NaN and infinity
 
 
@@ -438,6 +447,15 @@ def test_nonfinite_stops_before_the_weights_change_and_names_layer_and_step(
     after = load_file(folder / "model.safetensors")
     before = Growth(weight).state_dict()
     assert all(torch.equal(after[name], before[name]) for name in ("rnn.weight_hh_l0", "linear.weight"))
+
+
+def test_weights_that_are_not_finite_are_never_kept(tmp_path: Path) -> None:
+    task = GrowthTask(0.5, [[1.0], [1.0]])
+    config = toy_config(tmp_path, optimizer="sgd", learning_rate=1e39, batch_size=1, eval_every=1)
+    with pytest.raises(NonFiniteError, match=r"after step 1 the parameter .* is not finite"):
+        fit(config, lambda _: task)
+    assert not (tmp_path / "run" / "model-last").exists()
+    assert not (tmp_path / "run" / "model-best").exists()
 
 
 def test_a_reverse_layer_above_is_named_with_the_step_of_the_sequence() -> None:

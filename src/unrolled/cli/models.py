@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_format
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +9,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from unrolled.cli import tables
+from unrolled.files import to_json, write_json, write_text
 
 Output = Annotated[Path | None, Parameter(name=["--output", "-o"])]
 
@@ -32,8 +32,6 @@ def evaluate(run: Path, data: str, /, *, output: Output = None, json: bool = Fal
 
     metrics = load(run).evaluate(data)
     if output:
-        from unrolled.training.checkpoint import write_json
-
         write_json(output, metrics)
     if json:
         tables.print_json(metrics)
@@ -76,14 +74,12 @@ def predict(
     lines = []
     for row in model.predict(inputs, probabilities):
         if json:
-            lines.append(json_format.dumps(row, ensure_ascii=False))
+            lines.append(to_json(row))
         else:
             shares = (f"{label}={share:.6f}" for label, share in row.get("probabilities", {}).items())
             lines.append("\t".join([row["label"], *shares]))
     text = "".join(line + "\n" for line in lines)
     if output:
-        from unrolled.training.checkpoint import write_text
-
         write_text(output, text)
     else:
         tables.utf8(text)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from unrolled.files import to_json
+
 
 def print_json(value: Any) -> None:
-    utf8(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    utf8(to_json(value, indent=2) + "\n")
 
 
 def utf8(text: str) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import math
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+
+from unrolled.files import flush
 
 
 def commit(folder: Path, write: Callable[[Path], None]) -> None:
@@ -22,9 +20,9 @@ def commit(folder: Path, write: Callable[[Path], None]) -> None:
     draft.mkdir(parents=True)
     write(draft)
     _open_to_readers(draft)
-    _flush(draft)
+    flush(draft)
     draft.rename(new)
-    _flush(folder.parent, recursive=False)
+    flush(folder.parent, recursive=False)
     settle(folder)
 
 
@@ -37,7 +35,7 @@ def settle(folder: Path) -> None:
             shutil.rmtree(old, ignore_errors=True)
             folder.rename(old)
         new.rename(folder)
-        _flush(folder.parent, recursive=False)
+        flush(folder.parent, recursive=False)
     shutil.rmtree(old, ignore_errors=True)
 
 
@@ -52,31 +50,6 @@ def remove(folder: Path) -> None:
         shutil.rmtree(place, ignore_errors=True)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a file beside itself, flush it, and rename it into place."""
-    draft = path.with_name(f".{path.name}.draft")
-    draft.write_text(text, encoding="utf-8")
-    _flush(draft)
-    draft.replace(path)
-
-
-def write_json(path: Path, value: Any) -> None:
-    write_text(path, json.dumps(finite(value), indent=2, ensure_ascii=False) + "\n")
-
-
-def read_json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
-def finite(value: Any) -> Any:
-    """JSON has no NaN and no infinity: null takes their place."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: finite(part) for key, part in value.items()}
-    return [finite(part) for part in value] if isinstance(value, list | tuple) else value
-
-
 def _beside(folder: Path, kind: str) -> Path:
     return folder.with_name(f".{folder.name}.{kind}")
 
@@ -89,17 +62,3 @@ def _open_to_readers(draft: Path) -> None:
     probe.unlink()
     for file in draft.iterdir():
         file.chmod(mode)
-
-
-def _flush(path: Path, recursive: bool = True) -> None:
-    """fsync a file, or a folder and all in it; a system that cannot open folders flushes the files alone."""
-    if path.is_dir():
-        for child in path.iterdir() if recursive else ():
-            _flush(child)
-        if not hasattr(os, "O_DIRECTORY"):
-            return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

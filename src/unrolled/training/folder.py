@@ -18,6 +18,7 @@ from lightning_fabric import Fabric
 
 from unrolled import backends
 from unrolled.config import Config, option_names, parse_config, read_yaml, to_yaml
+from unrolled.files import read_json, to_json, write_json, write_text
 from unrolled.training import checkpoint
 from unrolled.training.task import Task
 
@@ -73,17 +74,15 @@ class RunFolder:
                 checkpoint.remove(folder)
         checkpoint.settle(self.best)
         checkpoint.settle(self.last)
-        checkpoint.write_text(self.config, to_yaml(config))
+        write_text(self.config, to_yaml(config))
         here = describe_environment(fabric)
         if resumed and self.environment.exists():
-            here = checkpoint.read_json(self.environment) | {"resumed": [*self.sessions(), here]}
-        checkpoint.write_json(self.environment, here)
+            here = read_json(self.environment) | {"resumed": [*self.sessions(), here]}
+        write_json(self.environment, here)
 
     def check_same_data(self, task: Task) -> None:
         """ValueError where the data of today do not give the task and the examples of the checkpoint."""
-        changed = (
-            [] if checkpoint.read_json(self.last / "trainer_state.json")["data"] == digests(task) else ["examples"]
-        )
+        changed = [] if read_json(self.last / "trainer_state.json")["data"] == digests(task) else ["examples"]
         with tempfile.TemporaryDirectory() as temporary:
             task.save(Path(temporary))
             for now in sorted(set(Path(temporary).iterdir()) - {Path(temporary, "config.json")}):
@@ -94,19 +93,19 @@ class RunFolder:
             raise ValueError(f"cannot resume {self.path}: the data have changed, they give other {', '.join(changed)}")
 
     def sessions(self) -> list[Any]:
-        resumed: list[Any] = checkpoint.read_json(self.environment).get("resumed", [])
+        resumed: list[Any] = read_json(self.environment).get("resumed", [])
         return resumed
 
     def add_metrics(self, line: dict[str, Any]) -> None:
         with self.metrics_lines.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(checkpoint.finite(line), ensure_ascii=False) + "\n")
+            file.write(to_json(line) + "\n")
 
     def forget_metrics_after(self, step: int) -> None:
         """Drop the evaluations made after the checkpoint of `step`: they will be made again."""
         if self.metrics_lines.exists():
             lines = self.metrics_lines.read_text(encoding="utf-8").splitlines()
             kept = [line for line in lines if line.endswith("}") and json.loads(line)["step"] <= step]
-            checkpoint.write_text(self.metrics_lines, "".join(line + "\n" for line in kept))
+            write_text(self.metrics_lines, "".join(line + "\n" for line in kept))
 
 
 def default_path(config: Config) -> Path:

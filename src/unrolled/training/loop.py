@@ -18,6 +18,7 @@ from torch import Tensor
 
 from unrolled.config import Config
 from unrolled.data.batches import BatchSampler
+from unrolled.files import read_json, write_json
 from unrolled.training import checkpoint
 from unrolled.training.folder import RunFolder, digests
 from unrolled.training.guard import NonFiniteError, explain, find_nonfinite
@@ -84,7 +85,7 @@ class Trainer:
     def restore(self, last: Path) -> None:
         load_model(self.module, last / "model.safetensors")
         load_optimizer(self.optimizer.optimizer, self.module, last / "optimizer.safetensors")
-        state = checkpoint.read_json(last / "trainer_state.json")
+        state = read_json(last / "trainer_state.json")
         self.step = self.saved_at = state["step"]
         self.evaluated_at, self.loss_sum, self.loss_count = (
             state[key] for key in ("evaluated_at", "loss_sum", "loss_count")
@@ -180,6 +181,7 @@ class Trainer:
 
     def evaluate(self) -> None:
         """Score the validation examples, keep the model if it is the best so far, and write a line of metrics."""
+        self.check_weights()
         scores = on_first(self.fabric, lambda: self.score(self.valid)) if self.valid else {}
         line: dict[str, Any] = {
             "step": self.step,
@@ -199,6 +201,15 @@ class Trainer:
             shown = "  ".join(f"{name} {line[name]:.4f}" for name in names if name in line)
             log.info("epoch %.2f  step %d  %s%s", line["epoch"], self.step, shown, "  (best)" if better else "")
 
+    def check_weights(self) -> None:
+        """A finite gradient times a huge learning rate can still spoil the weights: those are never kept."""
+        for name, parameter in self.module.named_parameters():
+            if not parameter.isfinite().all():
+                raise NonFiniteError(
+                    f"after step {self.step} the parameter {name} is not finite: the learning rate is too high. "
+                    f"{self.folder.last} keeps the checkpoint of step {self.saved_at}"
+                )
+
     def score(self, examples: Sequence[Any]) -> dict[str, Any]:
         return self.task.metrics(self.module, examples, self.training.batch_size)
 
@@ -208,6 +219,7 @@ class Trainer:
 
     def save(self) -> None:
         """Commit a checkpoint of this step, unless there is one."""
+        self.check_weights()
         if self.fabric.is_global_zero and self.saved_at < self.step:
             checkpoint.commit(self.folder.last, self.write_checkpoint)
         self.saved_at = self.step
@@ -225,7 +237,7 @@ class Trainer:
             "loss_sum": self.loss_sum,
             "loss_count": self.loss_count,
         }
-        checkpoint.write_json(folder / "trainer_state.json", state)
+        write_json(folder / "trainer_state.json", state)
 
     def finish(self) -> RunResult:
         """Score the best model on every split but "train"; without validation examples the last model is the best."""
@@ -239,7 +251,7 @@ class Trainer:
         result = RunResult(self.folder.path, self.step, self.schedule.best_step, self.stopped, scores)
         if self.fabric.is_global_zero:
             summary = {"steps": result.steps, "best_step": result.best_step, "stopped": result.stopped, **scores}
-            checkpoint.write_json(self.folder.metrics, summary)
+            write_json(self.folder.metrics, summary)
             log.info("stopped by %s after step %d, best step %d", result.stopped, result.steps, result.best_step)
         return result
 
@@ -265,7 +277,7 @@ class Trainer:
                 tensors = {"values": whole.inputs.values, "offsets": whole.inputs.offsets, "targets": whole.targets}
                 save_file(tensors, draft / "batch.safetensors")
                 self.write_model(draft)
-                checkpoint.write_json(draft / "report.json", report)
+                write_json(draft / "report.json", report)
 
             checkpoint.commit(folder, write)
             log.error(message)

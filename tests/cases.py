@@ -86,7 +86,11 @@ _TEETH: dict[str, list[dict[str, Any]]] = {
     ],
     "linear": [{"tokens": 3, "input_size": 2, "output_size": 2}],
     "embedding": [{"tokens": 5, "vocabulary": 3, "embedding_size": 2, "padding_index": i} for i in (None, 1)],
-    "dropout": [{"tokens": 3, "features": 5}, {"tokens": 1, "features": 17}, {"tokens": 2, "features": 1, "p": 1.0}],
+    "dropout": [
+        {"tokens": 3, "features": 5, "p": 0.62},
+        {"tokens": 1, "features": 17},
+        {"tokens": 2, "features": 1, "p": 1.0},
+    ],
     "mean_squared_error": [{"shape": (3, 2)}],
     "cross_entropy": [
         {"tokens": 4, "classes": 3, "weights": True, "label_smoothing": 0.3, "scale": 1.0},

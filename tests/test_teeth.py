@@ -44,7 +44,7 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "dropout_mask, only the left of (units + 3) // 4 in block = "
         "torch.arange((units + 3) // 4, device=key.device)": "more random numbers than are used",
         "dropout_mask, scale p in return (random >= round(p * 2 ** 32)).to(torch.float64) / "
-        "(1 - p if p < 1 else 1) (3)": "this p is only asked whether it is 1",
+        "(1 - p if p < 1 else 1) (2)": "this p is only asked whether it is 1",
     },
     "embedding": {},
     "mean_squared_error": {},

@@ -3,32 +3,54 @@
 #include "simd.h"
 #include "unrolled/parallel.h"
 
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
 namespace unrolled {
 namespace UNROLLED_TARGET {
 namespace {
 
 constexpr int kRounds = 7;
-constexpr int kLanes = 16;  // counters at a time: a loop the compiler turns into vectors
+constexpr int kLanes = 16;  // counters at a time, so 64 units, sixteen to a word, as they lie in memory
+constexpr int kWidth = UNROLLED_BYTES / 8;
 
-// word[w][lane] for the counters (block + lane, t, key, layer): four units to a counter.
-void philox(uint32_t block, uint32_t t, uint32_t key, uint32_t layer, uint64_t seed, uint32_t word[4][kLanes]) {
-  for (int i = 0; i < kLanes; ++i) {
-    word[0][i] = block + static_cast<uint32_t>(i);
-    word[1][i] = t;
-    word[2][i] = key;
-    word[3][i] = layer;
-  }
-  uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
-  for (int round = 0; round < kRounds; ++round) {
-    for (int i = 0; i < kLanes; ++i) {
-      const uint64_t p0 = uint64_t{0xD2511F53} * word[0][i], p1 = uint64_t{0xCD9E8D57} * word[2][i];
-      word[0][i] = static_cast<uint32_t>(p1 >> 32) ^ word[1][i] ^ k0;
-      word[1][i] = static_cast<uint32_t>(p1);
-      word[2][i] = static_cast<uint32_t>(p0 >> 32) ^ word[3][i] ^ k1;
-      word[3][i] = static_cast<uint32_t>(p0);
+typedef uint64_t U64 __attribute__((vector_size(UNROLLED_BYTES)));
+typedef uint32_t U32 __attribute__((vector_size(UNROLLED_BYTES / 2)));
+
+// The whole products of the lower halves of the lanes; compilers do not find this instruction by themselves.
+inline U64 multiply_low(U64 a, uint64_t b) {
+#if defined(__AVX512F__)
+  return (U64)_mm512_mul_epu32((__m512i)a, _mm512_set1_epi64(static_cast<long long>(b)));
+#elif defined(__AVX2__)
+  return (U64)_mm256_mul_epu32((__m256i)a, _mm256_set1_epi64x(static_cast<long long>(b)));
+#elif defined(__SSE2__)
+  return (U64)_mm_mul_epu32((__m128i)a, _mm_set1_epi64x(static_cast<long long>(b)));
+#else
+  return (a & 0xffffffff) * b;
+#endif
+}
+
+// word[w][lane] for the counters (first + lane, t, key, layer). Of each 64-bit lane the lower half counts.
+inline void philox(uint32_t first, uint32_t t, uint32_t key, uint32_t layer, uint64_t seed, uint32_t* word) {
+  for (int lane = 0; lane < kLanes; lane += kWidth) {
+    U64 c0, c1 = U64{} + t, c2 = U64{} + key, c3 = U64{} + layer;
+    for (int i = 0; i < kWidth; ++i) c0[i] = first + static_cast<uint32_t>(lane + i);
+    uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
+    _Pragma("GCC unroll 7") for (int round = 0; round < kRounds; ++round) {
+      const U64 p0 = multiply_low(c0, 0xD2511F53), p1 = multiply_low(c2, 0xCD9E8D57);
+      c0 = (p1 >> 32) ^ c1 ^ k0;
+      c1 = p1;
+      c2 = (p0 >> 32) ^ c3 ^ k1;
+      c3 = p0;
+      k0 += 0x9E3779B9;
+      k1 += 0xBB67AE85;
     }
-    k0 += 0x9E3779B9;
-    k1 += 0xBB67AE85;
+    const U64 c[4] = {c0, c1, c2, c3};
+    for (int w = 0; w < 4; ++w) {
+      const U32 low = __builtin_convertvector(c[w], U32);
+      memcpy(word + w * kLanes + lane, &low, sizeof low);
+    }
   }
 }
 
@@ -36,20 +58,21 @@ void philox(uint32_t block, uint32_t t, uint32_t key, uint32_t layer, uint64_t s
 
 template <class T>
 void dropout_forward(const DropoutSizes& z, const T* x, const int64_t* key, const int64_t* t, T* y) {
-  const auto threshold = static_cast<uint64_t>(__builtin_nearbyint(z.p * 4294967296.0));
-  const T scale = static_cast<T>(1 / (z.p < 1 ? 1 - z.p : 1));
+  const double threshold = __builtin_nearbyint(z.p * 4294967296.0);
+  const bool none = threshold >= 4294967296.0;  // no 32-bit number reaches it
+  const auto limit = static_cast<uint32_t>(none ? 0 : threshold);
+  const T scale = static_cast<T>(none ? 0 : 1 / (1 - z.p));
   const int64_t parts = useful_threads(z.threads, 30.0 * static_cast<double>(z.N * z.F));
   parallel_for(z.threads, parts, [&](int64_t part) {
-    uint32_t word[4][kLanes];
+    uint32_t word[4 * kLanes];
     for (int64_t n = part * z.N / parts; n < (part + 1) * z.N / parts; ++n)
       for (int64_t f0 = 0; f0 < z.F; f0 += 4 * kLanes) {
         philox(static_cast<uint32_t>(f0 / 4), static_cast<uint32_t>(t[n]), static_cast<uint32_t>(key[n]),
                static_cast<uint32_t>(z.layer), static_cast<uint64_t>(z.seed), word);
         const int64_t end = z.F - f0 < 4 * kLanes ? z.F - f0 : 4 * kLanes;
-        for (int64_t f = 0; f < end; ++f) {
-          const T m = word[f % 4][f / 4] >= threshold ? scale : 0;
-          y[n * z.F + f0 + f] = x[n * z.F + f0 + f] * m;
-        }
+        const T* const from = x + n * z.F + f0;
+        T* const to = y + n * z.F + f0;
+        for (int64_t f = 0; f < end; ++f) to[f] = from[f] * (word[f] >= limit ? scale : 0);
       }
   });
 }

@@ -89,6 +89,7 @@ _TEETH: dict[str, list[dict[str, Any]]] = {
     "dropout": [
         {"tokens": 3, "features": 5, "p": 0.62},
         {"tokens": 1, "features": 17},
+        {"tokens": 1, "features": 67},
         {"tokens": 2, "features": 1, "p": 1.0},
     ],
     "mean_squared_error": [{"shape": (3, 2)}],

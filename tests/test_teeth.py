@@ -41,8 +41,11 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         ),
     },
     "dropout": {
-        "dropout_mask, only the left of (units + 3) // 4 in block = "
-        "torch.arange((units + 3) // 4, device=key.device)": "more random numbers than are used",
+        **{
+            f"dropout_mask, only the {side} of (units + 63) // 64 in first = "
+            "torch.arange((units + 63) // 64 * 16, device=key.device)": "more random numbers than are used"
+            for side in ("left", "right")
+        },
         "dropout_mask, scale p in return (random >= round(p * 2 ** 32)).to(torch.float64) / "
         "(1 - p if p < 1 else 1) (2)": "this p is only asked whether it is 1",
     },

@@ -196,7 +196,10 @@ def make_dropout(
 
 def plain_dropout(x: Tensor, p: float, seed: Tensor, layer: int, key: Tensor, t: Tensor) -> Tensor:
     keep = [
-        [philox((f // 4, int(step), int(k), layer), int(seed))[f % 4] >= p * 2**32 for f in range(x.shape[1])]
+        [
+            philox((16 * (f // 64) + f % 16, int(step), int(k), layer), int(seed))[f // 16 % 4] >= p * 2**32
+            for f in range(x.shape[1])
+        ]
         for step, k in zip(t, key, strict=True)
     ]
     kept = x / (1 - p) if p < 1 else x
@@ -317,7 +320,7 @@ OPERATORS = {
         plain_dropout,
         None,
         lambda inputs: 1,
-        ({}, {"p": 0.0}, {"p": 1.0}, {"tokens": 23, "features": 37, "p": 0.5}),
+        ({}, {"p": 0.0}, {"p": 1.0}, {"tokens": 13, "features": 67, "p": 0.5}),
     ),
     "mean_squared_error": Operator(
         make_mean_squared_error,

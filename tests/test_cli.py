@@ -59,9 +59,12 @@ def test_help_is_quick_and_does_not_import_torch() -> None:
         "print(time.process_time() - start, file=sys.stderr)"
     )
     for arguments in (["--help"], ["train", "--help"], ["--version"], ["config", "show", "names"]):
-        results = [python("-c", code, *arguments) for _ in range(2)]
-        assert all(result.returncode == 0 for result in results), results[0].stderr
-        assert min(float(result.stderr) for result in results) < 0.4, arguments
+        seconds = []
+        while len(seconds) < 5 and min(seconds, default=1.0) > 0.4:  # other processes may slow one of them down
+            result = python("-c", code, *arguments)
+            assert result.returncode == 0, result.stderr
+            seconds.append(float(result.stderr))
+        assert min(seconds) < 0.4, arguments
 
 
 def test_help_lists_every_option_with_its_default(unrolled: Any) -> None:

@@ -82,7 +82,7 @@ def test_a_run_of_two_processes_is_resumed_by_one(two: tuple[Path, Any], tmp_pat
 def test_nonfinite_stops_every_process(tmp_path: Path) -> None:
     rows = [{"values": [[float(i % 7)]] * (i % 5 + 1), "label": "ab"[i % 2]} for i in range(40)]
     (tmp_path / "numbers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    config = toy_config(tmp_path, epochs=50, learning_rate=1e30, max_grad_norm=0.0, optimizer="sgd")
+    config = toy_config(tmp_path, epochs=50, eval_every=1000, learning_rate=1e30, max_grad_norm=0.0, optimizer="sgd")
     data = {"train": str(tmp_path / "numbers.jsonl"), "values_column": "values"}
     config = Config.model_validate(config.model_dump() | {"data": data})
     result = torchrun(config, tmp_path)

@@ -44,6 +44,9 @@ def cross_entropy_forward(
     Source: label smoothing of Szegedy 2016, section 7; class weights as torch.nn.CrossEntropyLoss applies them.
     Derivation: docs/en/losses.md.
     """
+    outside = (target != ignore_index) & ((target < 0) | (target >= logits.shape[1]))
+    if outside.any():
+        raise IndexError(f"target {int(target[outside][0])} lies outside [0, {logits.shape[1]})")
     saved = CrossEntropySaved(logits, logits.logsumexp(1), target, class_weight, ignore_index, label_smoothing)  # (1)
     y = smoothed_target(saved)
     surprise = torch.where(y == 0, 0, saved.log_sum[:, None] - logits)  # 0 times infinity is 0: a logit may be -inf

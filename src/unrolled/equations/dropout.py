@@ -38,9 +38,8 @@ def dropout_forward(
 
     Shapes: x (N, F); seed an int64 scalar; `key` (N,) the sequence and `t` (N,) the step of each token.
     Edges: p = 0 changes nothing, p = 1 gives 0 throughout.
-    Source: Srivastava 2014, section 4 (scaled in training); the numbers: Philox4x32-7 of Salmon 2011 with the seed as its
-    key; the counters (16 * (unit // 64) + unit % 16, t, key, layer) give four words each, of which (unit // 16) % 4 is
-    the unit's.
+    Source: Srivastava 2014, section 4 (scaled in training); the numbers: Philox4x32-7 of Salmon 2011, key = seed.
+    The counters (16 * (unit // 64) + unit % 16, t, key, layer) give four words each, (unit // 16) % 4 the unit's.
     Derivation: docs/en/notation.md.
     """
     return x * dropout_mask(seed, layer, key, t, x.shape[1], p).to(x.dtype), DropoutSaved(seed, layer, key, t, p)  # (2)
@@ -58,7 +57,7 @@ def dropout_mask(
     first = torch.arange((units + 63) // 64 * 16, device=key.device)
     shape = (len(key), len(first))
     counter = tuple(c.expand(shape) for c in (first, t[:, None], key[:, None], torch.full_like(first, layer)))
-    words = (word.unflatten(1, (-1, 16)) for word in _philox(counter, seed))
+    words = (word.reshape(len(key), len(first) // 16, 16) for word in _philox(counter, seed))
     random = torch.stack(tuple(words), dim=2).flatten(1)[:, :units]  # (N, F): sixteen units of each word in turn
     return (random >= round(p * 2**32)).to(torch.float64) / (1 - p if p < 1 else 1)  # (1)
 

@@ -33,7 +33,7 @@ def embedding_forward(
     Errors: IndexError for a token outside the table.
     Derivation: docs/en/rnn.md.
     """
-    y = weight[token]  # (1)
+    y = weight.index_select(0, token)  # (1)
     if padding_index is not None:  # a constant row
         y = torch.where((token == padding_index % len(weight))[:, None], y.detach(), y)
     return y, EmbeddingSaved(token, len(weight), padding_index)

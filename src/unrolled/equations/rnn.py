@@ -69,19 +69,20 @@ def rnn_forward(
     Derivation: docs/en/rnn.md and docs/en/backpropagation_through_time.md.
     """
     phi = {"tanh": torch.tanh, "relu": torch.relu}[nonlinearity]
-    u = x @ weight_ih.T if bias_ih is None else x @ weight_ih.T + bias_ih  # (1)
+    tokens = torch.cat([*steps, h0.new_empty(0, dtype=torch.int64)])  # the rows that belong to a sequence
+    u = x[tokens] @ weight_ih.T  # (1)
+    u = u if bias_ih is None else u + bias_ih
     h, before, after = h0, [h0[:0]], [h0[:0]]
-    for rows in steps:
-        n = len(rows)
+    for u_t in torch.split(u, [len(rows) for rows in steps]):
+        n = len(u_t)
         before.append(h[:n])
-        a = u[rows] + h[:n] @ weight_hh.T  # (2)
+        a = u_t + h[:n] @ weight_hh.T  # (2)
         a = a if bias_hh is None else a + bias_hh
         after.append(phi(a))  # (3)
         h = torch.cat([after[-1], h[n:]])  # sequences that have ended keep their last state
-    rows = torch.cat([*steps, h0.new_empty(0, dtype=torch.int64)])
-    empty = u.new_zeros(u.shape)
-    y = empty.index_copy(0, rows, torch.cat(after))
-    h_prev = empty.index_copy(0, rows, torch.cat(before))
+    empty = u.new_zeros(len(x), u.shape[1])
+    y = empty.index_copy(0, tokens, torch.cat(after))
+    h_prev = empty.index_copy(0, tokens, torch.cat(before))
     return y, h, RNNSaved(x, h_prev, h, weight_ih, weight_hh, steps, nonlinearity)
 
 
@@ -97,9 +98,10 @@ def rnn_backward(dy: Float[Tensor, "N H"], dh_last: Float[Tensor, "B H"], saved:
         da[rows] = dh * phi_grad(h[:n])  # (3)
         dh_next = torch.cat([da[rows] @ weight_hh, dh_next[n:]])  # (2)
         h = torch.cat([h_prev[rows], h[n:]])
+    tokens = torch.cat([*steps, h.new_empty(0, dtype=torch.int64)])
     dweight_hh = da.T @ h_prev  # (2)
     dbias = da.sum(0)  # (2)
-    dweight_ih = da.T @ x  # (1)
+    dweight_ih = da[tokens].T @ x[tokens]  # (1): what lies in the padding of x may be anything
     dx = da @ weight_ih  # (1)
     return RNNGrads(dx, dh_next, dweight_ih, dweight_hh, dbias, dbias.clone())
 

@@ -35,7 +35,7 @@ def read(x: Batch, lengths: Lengths | None, batch_first: bool) -> Form:
     if x.ndim == 2:
         return _padded(x.unsqueeze(0), None, True, lambda y: y, batched=False)
     if x.ndim == 3:
-        return _padded(x, lengths, batch_first, lambda y: y.reshape(*x.shape[:2], -1), batched=True)
+        return _padded(x, lengths, batch_first, lambda y: y.reshape(x.shape[0], x.shape[1], y.shape[1]), batched=True)
     raise ValueError(f"expected a 2-D (unbatched) or 3-D tensor, found {x.ndim}-D")
 
 
@@ -81,14 +81,12 @@ def _nested(x: Tensor) -> Form:
     def restore(y: Tensor) -> Tensor:
         return torch.nested.nested_tensor_from_jagged(y, offsets, lengths=lengths)
 
-    form = _ragged(Ragged(values, offsets), restore)
-    if lengths is None:
-        return form
-    rows = Rows(offsets[:-1], 1, lengths)  # rows in the holes belong to no sequence
+    start = offsets[:-1]
+    rows = Rows(start, 1, offsets.diff() if lengths is None else lengths)
 
     def positions() -> tuple[Tensor, Tensor]:
-        key = torch.bucketize(torch.arange(len(values), device=offsets.device), offsets[1:], right=True)
-        key = key.clamp(max=max(len(offsets) - 2, 0))
-        return key, torch.arange(len(values), device=key.device) - offsets[key]
+        row = torch.arange(len(values), device=start.device)
+        key = (torch.searchsorted(start, row, right=True) - 1).clamp(min=0)  # that of a row in a hole does not matter
+        return key, row - start[key]
 
     return Form(values, rows, True, positions, restore)

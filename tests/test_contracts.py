@@ -203,7 +203,9 @@ def test_6_every_parameter_receives_a_gradient(options: dict[str, Any], bias: bo
     assert "initial_state" in dict(rnn.named_parameters())
     _, h = rnn(batch_of([4, 2, 1], torch.float32))
     (h * torch.randn_like(h)).sum().backward()
-    assert all(bool(value.any()) for value in take_grads(rnn).values())
+    found = take_grads(rnn)
+    assert all(bool(value.any()) for value in found.values())
+    assert len({value.data_ptr() for value in found.values()}) == len(found)  # clipped in place, each on its own
 
 
 def test_6_a_learned_initial_state_is_every_sequences_first_state(backend: str) -> None:
@@ -228,7 +230,7 @@ def test_7_the_same_batch_gives_the_same_bits(threads: int, backend: str) -> Non
     rnn = unrolled.nn.RNN(33, 65, 2, bidirectional=True, dropout=0.3)
     embedding, readout, loss = unrolled.nn.Embedding(11, 33), unrolled.nn.Linear(130, 5), unrolled.nn.CrossEntropyLoss()
     model = nn.ModuleList([rnn, embedding, readout])
-    tokens, target = Ragged(torch.randint(11, (300,)), [0, 100, 100, 103, 200, 207, 300]), torch.randint(5, (6,))
+    tokens, target = Ragged(torch.randint(11, (90,)), [0, 30, 30, 33, 50, 57, 90]), torch.randint(5, (6,))
 
     def run() -> list[Tensor]:
         torch.manual_seed(3)

@@ -27,7 +27,7 @@ def relative_error(found: Tensor, reference: Tensor, floor: float = 0.0) -> floa
     """The largest difference over the largest entry of the reference, or over `floor`; infinite for a NaN."""
     if found.shape != reference.shape:
         return math.inf
-    found, reference = found.double(), reference.double()
+    found, reference = found.detach().double(), reference.detach().double()
     difference = (found - reference).abs()
     if not difference.numel() or bool((difference == 0).all()):
         return 0.0

@@ -160,6 +160,11 @@ def live_rows(rows: Rows) -> tuple[Tensor, list[Tensor]]:
     return order, [start[:n] + t * rows.step for t, n in enumerate(alive)]
 
 
+def all_rows(steps: Sequence[Tensor], device: torch.device) -> Tensor:
+    """(N,) the rows of all steps, step after step: those that belong to a sequence."""
+    return torch.cat([*steps, torch.empty(0, dtype=torch.int64, device=device)])
+
+
 def check_lengths(lengths: Lengths, sequences: int, longest: int) -> Tensor:
     """`lengths` as int64 (B,). ValueError where it does not fit `sequences` of at most `longest` steps."""
     lengths = _integers(lengths, "lengths")

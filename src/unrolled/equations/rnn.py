@@ -9,6 +9,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from unrolled.ragged import all_rows
+
 
 class RNNSaved(NamedTuple):
     """What the backward needs; `h_prev` and `h_last` together are all `N + B` states."""
@@ -69,7 +71,7 @@ def rnn_forward(
     Derivation: docs/en/rnn.md and docs/en/backpropagation_through_time.md.
     """
     phi = {"tanh": torch.tanh, "relu": torch.relu}[nonlinearity]
-    tokens = torch.cat([*steps, h0.new_empty(0, dtype=torch.int64)])  # the rows that belong to a sequence
+    tokens = all_rows(steps, x.device)
     u = x[tokens] @ weight_ih.T  # (1)
     u = u if bias_ih is None else u + bias_ih
     h, before, after = h0, [h0[:0]], [h0[:0]]
@@ -98,7 +100,7 @@ def rnn_backward(dy: Float[Tensor, "N H"], dh_last: Float[Tensor, "B H"], saved:
         da[rows] = dh * phi_grad(h[:n])  # (3)
         dh_next = torch.cat([da[rows] @ weight_hh, dh_next[n:]])  # (2)
         h = torch.cat([h_prev[rows], h[n:]])
-    tokens = torch.cat([*steps, h.new_empty(0, dtype=torch.int64)])
+    tokens = all_rows(steps, x.device)
     dweight_hh = da.T @ h_prev  # (2)
     dbias = da.sum(0)  # (2)
     dweight_ih = da[tokens].T @ x[tokens]  # (1): what lies in the padding of x may be anything

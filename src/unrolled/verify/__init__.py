@@ -37,8 +37,8 @@ def run(names: Sequence[str] = ()) -> list[Row]:
     for name in names:
         if name not in OPERATORS:
             near = difflib.get_close_matches(name, OPERATORS, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ValueError(f"no operator is called {name!r}{hint} The operators are: {', '.join(OPERATORS)}")
+            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            raise ValueError(f"no operator is called {name!r}{hint}; there are {', '.join(OPERATORS)}")
     return [row for name in names or OPERATORS for row in _certificate(name, OPERATORS[name])]
 
 

@@ -69,12 +69,10 @@ def autograd(function: Function, inputs: Inputs) -> Result:
     outputs = by_name(function(**{**inputs, **leaves}))
     weights = cotangents(outputs)
     reached = [name for name in weights if outputs[name].requires_grad]
-    grads = torch.autograd.grad(
-        [outputs[name] for name in reached],
-        list(leaves.values()),
-        [weights[name] for name in reached],
-        materialize_grads=True,
-    )
+    grads = [torch.zeros_like(leaf) for leaf in leaves.values()]
+    if reached:
+        ys, dys = [outputs[name] for name in reached], [weights[name] for name in reached]
+        grads = list(torch.autograd.grad(ys, list(leaves.values()), dys, materialize_grads=True))
     return {name: y.detach() for name, y in outputs.items()}, dict(zip(leaves, grads, strict=True))
 
 

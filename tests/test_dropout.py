@@ -14,7 +14,7 @@ from tolerances import DEVIATIONS, close, same_bits
 from unrolled import Ragged
 from unrolled.equations import dropout as equation
 from unrolled.ops.dropout import dropout
-from unrolled.verify.operators import philox
+from unrolled.verify.formulations import philox
 
 # Philox4x32 of Random123's own table of known answers: rounds, counter, key, four words.
 KNOWN = [

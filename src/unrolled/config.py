@@ -177,8 +177,8 @@ class TrainingConfig(Section):
     """Of initial weights, order of examples and dropout."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, ..."""
-    precision: Literal["float32", "bf16", "float64"] = "float32"
-    """Arithmetic; bf16 = automatic mixed precision."""
+    precision: Literal["float32", "float64"] = "float32"
+    """Arithmetic of the model and of its training."""
     threads: Count = 0
     """CPU threads; 0 = PyTorch's choice."""
 

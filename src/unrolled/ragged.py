@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
@@ -174,6 +175,7 @@ def check_lengths(lengths: Lengths, sequences: int, longest: int) -> Tensor:
         )
     if (
         not torch.compiler.is_compiling()
+        and not is_functorch_wrapped_tensor(lengths)  # its numbers cannot be read; the core looks
         and sequences
         and not (int(lengths.min()) >= 0 and int(lengths.max()) <= longest)
     ):

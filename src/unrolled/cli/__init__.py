@@ -36,6 +36,8 @@ app.command(config)
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and leave by SystemExit with its exit code. A user's mistake is a message, never a traceback."""
+    if "OMP_WAIT_POLICY" not in os.environ:  # before torch loads: threads that spin long ruin a machine with other work
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
 
 

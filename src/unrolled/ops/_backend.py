@@ -71,6 +71,14 @@ def on_core(*tensors: Tensor) -> bool:
     return fits and core is not None
 
 
+def full_precision(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Under autocast our arithmetic is float32: half and bfloat16 that come in are cast."""
+    device = tensors[0].device.type
+    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+        return tensors
+    return tuple(t.float() if t.dtype in (torch.float16, torch.bfloat16) else t for t in tensors)
+
+
 def arrays(*tensors: Tensor | None) -> list[Any]:
     """numpy views for the core, whose arrays lie row by row."""
     return [None if t is None else t.detach().contiguous().numpy() for t in tensors]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from unrolled.equations.cross_entropy import CrossEntropySaved, cross_entropy_backward, cross_entropy_forward
-from unrolled.ops._backend import arrays, core, equations_only, on_core
+from unrolled.ops._backend import arrays, core, equations_only, full_precision, on_core
 from unrolled.ops._register import apply, backward_op, register, with_signature
 
 
@@ -28,8 +28,7 @@ def cross_entropy(
         raise ValueError(f"label_smoothing must lie in [0, 1], found {label_smoothing}")
     if logits.ndim != 2 or target.shape != logits.shape[:1]:
         raise ValueError(f"expected logits (N, C) and target (N,), found {tuple(logits.shape)}, {tuple(target.shape)}")
-    if torch.is_autocast_enabled(logits.device.type):
-        logits = logits.float()
+    (logits,) = full_precision(logits)
     if equations_only():
         return cross_entropy_forward(logits, target, class_weight, ignore_index, label_smoothing)[0]
     loss: Tensor = apply(_CrossEntropy, logits, target, class_weight, ignore_index, label_smoothing)[0]

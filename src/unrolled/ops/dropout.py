@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,7 +44,8 @@ class _Dropout(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Any:
         seed, key, t = ctx.saved_tensors
-        dx = apply(_Dropout, dy, seed, ctx.layer, key, t, ctx.p)
+        again = partial(apply, _Dropout) if torch.is_grad_enabled() else _forward
+        dx = again(dy, seed, ctx.layer, key, t, ctx.p)
         return dx, None, None, None, None, None
 
 

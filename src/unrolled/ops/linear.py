@@ -8,14 +8,13 @@ import torch
 from torch import Tensor
 
 from unrolled.equations.linear import LinearSaved, linear_backward, linear_forward
-from unrolled.ops._backend import arrays, core, equations_only, on_core
+from unrolled.ops._backend import arrays, core, equations_only, full_precision, on_core
 from unrolled.ops._register import apply, backward_op, register, with_signature
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`x W^T + b` for x (..., I), weight (O, I), bias (O,) or None; the equation is in `equations.linear`."""
-    if torch.is_autocast_enabled(x.device.type):
-        x = x.float()
+    (x,) = full_precision(x)
     flat = x.reshape(-1, x.shape[-1])
     if equations_only():
         y, _ = linear_forward(flat, weight, bias)

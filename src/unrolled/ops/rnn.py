@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from unrolled.equations.rnn import RNNSaved, rnn_backward, rnn_forward
-from unrolled.ops._backend import arrays, core, equations_only, on_core
+from unrolled.ops._backend import arrays, core, equations_only, full_precision, on_core
 from unrolled.ops._register import apply, backward_op, register, with_signature
 from unrolled.ragged import Rows, live_rows
 
@@ -32,8 +32,7 @@ def rnn(
     """
     if nonlinearity not in ("tanh", "relu"):
         raise ValueError(f'nonlinearity must be "tanh" or "relu", found {nonlinearity!r}')
-    if torch.is_autocast_enabled(x.device.type):
-        x, h0 = x.float(), h0.float()
+    x, h0 = full_precision(x, h0)
     if equations_only():
         y, h_last, _ = _equation_forward(x, h0, weight_ih, weight_hh, bias_ih, bias_hh, rows, nonlinearity)
         return y, h_last
@@ -67,7 +66,8 @@ class _RNN(torch.autograd.Function):
         need_dx = ctx.needs_input_grad[0]
         grads = _backward_once(dy, dh_last, *ctx.saved_tensors, ctx.step, ctx.nonlinearity, need_dx)
         dx, dh0, dweight_ih, dweight_hh, dbias = grads
-        dbias_ih, dbias_hh = (dbias if has else None for has in ctx.has_bias)
+        dbias_ih = dbias if ctx.has_bias[0] else None
+        dbias_hh = dbias.clone() if ctx.has_bias[1] else None  # two parameters must not share one gradient
         return (dx if need_dx else None), dh0, dweight_ih, dweight_hh, dbias_ih, dbias_hh, None, None, None, None
 
 

@@ -17,7 +17,7 @@ from lightning_fabric import Fabric
 from unrolled.config import TrainingConfig
 
 T = TypeVar("T")
-_PRECISION = {"float32": "32-true", "bf16": "bf16-mixed", "float64": "64-true"}
+_PRECISION = {"float32": "32-true", "float64": "64-true"}
 
 
 @contextmanager

@@ -39,7 +39,7 @@ def cross_entropy_forward(
         dz_c = dloss (|y| p_c - y_c)                        p - y
 
     Shapes: logits (N, C), target (N,) in [0, C) or `ignore_index`, class_weight (C,); loss (N,) in nats.
-    Edges: an ignored target has loss 0 and gradient 0.
+    Edges: an ignored target has loss 0 and gradient 0; a class of logit -inf is ruled out, with gradient 0.
     Errors: IndexError for a target outside the classes.
     Source: label smoothing of Szegedy 2016, section 7; class weights as torch.nn.CrossEntropyLoss applies them.
     Derivation: docs/en/losses.md.

@@ -29,7 +29,7 @@ def embedding_forward(
         dW[v] = sum over the n with token_n = v of dy_n     repeated tokens add up; 0 at the padding index
 
     Shapes: token (N,) whole numbers in [0, V), weight (V, E); y (N, E).
-    Edges: N = 0 gives an empty y and a zero gradient; `padding_index` None means that every row is trained.
+    Edges: N = 0 gives an empty y and a zero gradient; the row at `padding_index` is a constant.
     Errors: IndexError for a token outside the table.
     Derivation: docs/en/rnn.md.
     """

@@ -94,61 +94,106 @@ void clear(const A& array) {
   std::memset(array.data(), 0, array.nbytes());
 }
 
-template <class T>
-void rnn_forward(Input<T, 2> x, Input<T, 3> h0, Input<T, 2> weight_ih, Input<T, 2> weight_hh, OptionalInput<T, 1> bias_ih,
-                 OptionalInput<T, 1> bias_hh, Input<int64_t, 1> start, Input<int64_t, 1> length, Array<T, 2> y,
-                 Array<T, 3> h_last, Array<T, 2> h_prev, int64_t step, bool relu, int threads) {
-  unrolled::RnnForward<T> p;
-  p.sizes = {size(x, 0), size(h0, 1), size(h0, 0), size(x, 1), size(h0, 2), relu, threads};
-  const auto& z = p.sizes;
-  const int64_t DH = z.D * z.H;
-  check(z.D == 1 || z.D == 2, "h0 must have one or two directions");
-  check(size(weight_ih, 0) == DH && size(weight_ih, 1) == z.I, "weight_ih must be (D * H, I)");
-  check(size(weight_hh, 0) == DH && size(weight_hh, 1) == z.H, "weight_hh must be (D * H, H)");
-  check(size(y, 0) == z.R && size(y, 1) == DH, "y must be (R, D * H)");
-  check(size(h_last, 0) == z.D && size(h_last, 1) == z.B && size(h_last, 2) == z.H, "h_last must be (D, B, H)");
-  const bool need_saved = size(h_prev, 0) > 0;
-  check(size(h_prev, 1) == DH && (!need_saved || size(h_prev, 0) == z.R), "h_prev must be (R, D * H), or (0, D * H)");
-  int64_t tokens;
-  p.rows = rows_of(start, length, step, z.R, z.B, tokens);
-  p.x = x.data(), p.h0 = h0.data(), p.weight_ih = weight_ih.data(), p.weight_hh = weight_hh.data();
-  p.bias_ih = pointer(bias_ih, DH, "bias_ih must be (D * H,)");
-  p.bias_hh = pointer(bias_hh, DH, "bias_hh must be (D * H,)");
-  p.y = y.data(), p.h_last = h_last.data(), p.h_prev = need_saved ? h_prev.data() : nullptr;
-  const nb::gil_scoped_release release;
-  if (tokens < z.R) clear(y), clear(h_prev);  // rows of no sequence are 0
-  kernels<T>().rnn_forward(p);
+struct CellOf {
+  unrolled::Cell cell;
+  int64_t gates, kept;
+  bool memory;
+};
+
+CellOf cell_of(const std::string& name) {
+  if (name == "rnn_tanh") return {unrolled::Cell::rnn_tanh, 1, 0, false};
+  if (name == "rnn_relu") return {unrolled::Cell::rnn_relu, 1, 0, false};
+  if (name == "lstm") return {unrolled::Cell::lstm, 4, 4, true};
+  if (name == "gru") return {unrolled::Cell::gru, 3, 4, false};
+  throw nb::value_error(("no cell is called " + name).c_str());
+}
+
+// The pointer of an array of the given shape; null for None, which `required` refuses.
+template <class A>
+auto shaped(const std::optional<A>& array, std::initializer_list<int64_t> shape, bool required, const char* what)
+    -> decltype(array->data()) {
+  if (!array) {
+    check(!required, what);
+    return nullptr;
+  }
+  size_t axis = 0;
+  for (const int64_t n : shape) check(size(*array, axis++) == n, what);
+  return array->data();
 }
 
 template <class T>
-void rnn_backward(Input<T, 2> dy, Input<T, 3> dh_last, Input<T, 2> x, Input<T, 2> weight_ih, Input<T, 2> weight_hh,
-                  Input<T, 2> h_prev, Input<T, 3> h_end, Input<int64_t, 1> start, Input<int64_t, 1> length,
-                  Array<T, 3> dx, Array<T, 3> dh0, Array<T, 2> dweight_ih, Array<T, 2> dweight_hh, Array<T, 1> dbias,
-                  int64_t step, bool relu, int threads) {
-  unrolled::RnnBackward<T> p;
-  p.sizes = {size(x, 0), size(h_end, 1), size(h_end, 0), size(x, 1), size(h_end, 2), relu, threads};
+void recurrent_forward(const std::string& name, Input<T, 2> x, Input<T, 3> h0, OptionalInput<T, 3> c0, Input<T, 2> weight_ih,
+                       Input<T, 2> weight_hh, OptionalInput<T, 1> bias_ih, OptionalInput<T, 1> bias_hh,
+                       Input<int64_t, 1> start, Input<int64_t, 1> length, Array<T, 2> y, Array<T, 3> h_last,
+                       std::optional<Array<T, 3>> c_last, std::optional<Array<T, 2>> h_prev,
+                       std::optional<Array<T, 2>> c_prev, std::optional<Array<T, 2>> kept, int64_t step, int threads) {
+  const CellOf cell = cell_of(name);
+  unrolled::RecurrentForward<T> p;
+  p.sizes = {size(x, 0), size(h0, 1), size(h0, 0), size(x, 1), size(h0, 2), threads};
   const auto& z = p.sizes;
-  const int64_t DH = z.D * z.H;
+  const int64_t DH = z.D * z.H, GH = DH * cell.gates;
+  check(z.D == 1 || z.D == 2, "h0 must have one or two directions");
+  check(size(weight_ih, 0) == GH && size(weight_ih, 1) == z.I, "weight_ih must be (D * G * H, I)");
+  check(size(weight_hh, 0) == GH && size(weight_hh, 1) == z.H, "weight_hh must be (D * G * H, H)");
+  check(size(y, 0) == z.R && size(y, 1) == DH, "y must be (R, D * H)");
+  check(size(h_last, 0) == z.D && size(h_last, 1) == z.B && size(h_last, 2) == z.H, "h_last must be (D, B, H)");
+  int64_t tokens;
+  p.rows = rows_of(start, length, step, z.R, z.B, tokens);
+  p.x = x.data(), p.h0 = h0.data(), p.weight_ih = weight_ih.data(), p.weight_hh = weight_hh.data();
+  p.bias_ih = pointer(bias_ih, GH, "bias_ih must be (D * G * H,)");
+  p.bias_hh = pointer(bias_hh, GH, "bias_hh must be (D * G * H,)");
+  p.y = y.data(), p.h_last = h_last.data();
+  const bool saved = h_prev.has_value();
+  p.c0 = shaped(c0, {z.D, z.B, z.H}, cell.memory, "c0 must be (D, B, H)");
+  p.c_last = shaped(c_last, {z.D, z.B, z.H}, cell.memory, "c_last must be (D, B, H)");
+  p.h_prev = shaped(h_prev, {z.R, DH}, false, "h_prev must be (R, D * H)");
+  p.c_prev = shaped(c_prev, {z.R, DH}, saved && cell.memory, "c_prev must be (R, D * H)");
+  p.kept = shaped(kept, {z.R, DH * cell.kept}, saved && cell.kept, "kept must be (R, D * S * H)");
+  const nb::gil_scoped_release release;
+  if (tokens < z.R) {  // rows of no sequence are 0
+    clear(y);
+    for (const auto* array : {&h_prev, &c_prev, &kept})
+      if (*array) clear(**array);
+  }
+  kernels<T>().recurrent_forward(cell.cell, p);
+}
+
+template <class T>
+void recurrent_backward(const std::string& name, Input<T, 2> dy, Input<T, 3> dh_last, OptionalInput<T, 3> dc_last,
+                        Input<T, 2> x, Input<T, 2> weight_ih, Input<T, 2> weight_hh, Input<T, 2> h_prev, Input<T, 3> h_end,
+                        OptionalInput<T, 2> c_prev, OptionalInput<T, 3> c_end, OptionalInput<T, 2> kept,
+                        Input<int64_t, 1> start, Input<int64_t, 1> length, std::optional<Array<T, 3>> dx, Array<T, 3> dh0,
+                        std::optional<Array<T, 3>> dc0, Array<T, 2> dweight_ih, Array<T, 2> dweight_hh,
+                        Array<T, 1> dbias_ih, Array<T, 1> dbias_hh, int64_t step, int threads) {
+  const CellOf cell = cell_of(name);
+  unrolled::RecurrentBackward<T> p;
+  p.sizes = {size(x, 0), size(h_end, 1), size(h_end, 0), size(x, 1), size(h_end, 2), threads};
+  const auto& z = p.sizes;
+  const int64_t DH = z.D * z.H, GH = DH * cell.gates;
   check(z.D == 1 || z.D == 2, "h_end must have one or two directions");
   for (const auto* a : {&dy, &h_prev}) check(size(*a, 0) == z.R && size(*a, 1) == DH, "dy and h_prev must be (R, D * H)");
   check(size(dh_last, 0) == z.D && size(dh_last, 1) == z.B && size(dh_last, 2) == z.H, "dh_last must be (D, B, H)");
   check(size(dh0, 0) == z.D && size(dh0, 1) == z.B && size(dh0, 2) == z.H, "dh0 must be (D, B, H)");
-  check(size(weight_ih, 0) == DH && size(weight_ih, 1) == z.I, "weight_ih must be (D * H, I)");
-  check(size(weight_hh, 0) == DH && size(weight_hh, 1) == z.H, "weight_hh must be (D * H, H)");
-  check(size(dweight_ih, 0) == DH && size(dweight_ih, 1) == z.I, "dweight_ih must be (D * H, I)");
-  check(size(dweight_hh, 0) == DH && size(dweight_hh, 1) == z.H, "dweight_hh must be (D * H, H)");
-  check(size(dbias, 0) == DH, "dbias must be (D * H,)");
-  const bool need_dx = size(dx, 0) > 0;
-  check(!need_dx || (size(dx, 0) == z.D && size(dx, 1) == z.R && size(dx, 2) == z.I), "dx must be (D, R, I)");
+  check(size(weight_ih, 0) == GH && size(weight_ih, 1) == z.I, "weight_ih must be (D * G * H, I)");
+  check(size(weight_hh, 0) == GH && size(weight_hh, 1) == z.H, "weight_hh must be (D * G * H, H)");
+  check(size(dweight_ih, 0) == GH && size(dweight_ih, 1) == z.I, "dweight_ih must be (D * G * H, I)");
+  check(size(dweight_hh, 0) == GH && size(dweight_hh, 1) == z.H, "dweight_hh must be (D * G * H, H)");
+  check(size(dbias_ih, 0) == GH && size(dbias_hh, 0) == GH, "dbias_ih and dbias_hh must be (D * G * H,)");
   int64_t tokens;
   p.rows = rows_of(start, length, step, z.R, z.B, tokens);
   p.dy = dy.data(), p.dh_last = dh_last.data(), p.x = x.data();
   p.weight_ih = weight_ih.data(), p.weight_hh = weight_hh.data(), p.h_prev = h_prev.data(), p.h_end = h_end.data();
-  p.dx = need_dx ? dx.data() : nullptr, p.dh0 = dh0.data();
-  p.dweight_ih = dweight_ih.data(), p.dweight_hh = dweight_hh.data(), p.dbias = dbias.data();
+  p.dc_last = shaped(dc_last, {z.D, z.B, z.H}, cell.memory, "dc_last must be (D, B, H)");
+  p.c_prev = shaped(c_prev, {z.R, DH}, cell.memory, "c_prev must be (R, D * H)");
+  p.c_end = shaped(c_end, {z.D, z.B, z.H}, cell.memory, "c_end must be (D, B, H)");
+  p.kept = shaped(kept, {z.R, DH * cell.kept}, cell.kept > 0, "kept must be (R, D * S * H)");
+  p.dx = shaped(dx, {z.D, z.R, z.I}, false, "dx must be (D, R, I)");
+  p.dh0 = dh0.data(), p.dc0 = shaped(dc0, {z.D, z.B, z.H}, cell.memory, "dc0 must be (D, B, H)");
+  p.dweight_ih = dweight_ih.data(), p.dweight_hh = dweight_hh.data();
+  p.dbias_ih = dbias_ih.data(), p.dbias_hh = dbias_hh.data();
   const nb::gil_scoped_release release;
-  if (tokens < z.R) clear(dx);
-  kernels<T>().rnn_backward(p);
+  if (dx && tokens < z.R) clear(*dx);
+  kernels<T>().recurrent_backward(cell.cell, p);
 }
 
 template <class T>
@@ -272,11 +317,13 @@ void exp_of(Input<T, 1> x, Array<T, 1> y) {
 template <class T>
 void define(nb::module_& m) {
   const auto n = [](const char* name) { return nb::arg(name).noconvert(); };
-  m.def("rnn_forward", rnn_forward<T>, n("x"), n("h0"), n("weight_ih"), n("weight_hh"), n("bias_ih").none(),
-        n("bias_hh").none(), n("start"), n("length"), n("y"), n("h_last"), n("h_prev"), "step"_a, "relu"_a, "threads"_a);
-  m.def("rnn_backward", rnn_backward<T>, n("dy"), n("dh_last"), n("x"), n("weight_ih"), n("weight_hh"), n("h_prev"),
-        n("h_end"), n("start"), n("length"), n("dx"), n("dh0"), n("dweight_ih"), n("dweight_hh"), n("dbias"), "step"_a,
-        "relu"_a, "threads"_a);
+  m.def("recurrent_forward", recurrent_forward<T>, "cell"_a, n("x"), n("h0"), n("c0").none(), n("weight_ih"), n("weight_hh"),
+        n("bias_ih").none(), n("bias_hh").none(), n("start"), n("length"), n("y"), n("h_last"), n("c_last").none(),
+        n("h_prev").none(), n("c_prev").none(), n("kept").none(), "step"_a, "threads"_a);
+  m.def("recurrent_backward", recurrent_backward<T>, "cell"_a, n("dy"), n("dh_last"), n("dc_last").none(), n("x"),
+        n("weight_ih"), n("weight_hh"), n("h_prev"), n("h_end"), n("c_prev").none(), n("c_end").none(), n("kept").none(),
+        n("start"), n("length"), n("dx").none(), n("dh0"), n("dc0").none(), n("dweight_ih"), n("dweight_hh"),
+        n("dbias_ih"), n("dbias_hh"), "step"_a, "threads"_a);
   m.def("linear_forward", linear_forward<T>, n("x"), n("weight"), n("bias").none(), n("y"), "threads"_a);
   m.def("linear_backward", linear_backward<T>, n("dy"), n("x"), n("weight"), n("dx"), n("dweight"), n("dbias"),
         "threads"_a);

@@ -27,21 +27,42 @@ inline int64_t leading(int64_t columns) {
   return lines * 64 / static_cast<int64_t>(sizeof(T));
 }
 
-// packed[p][k][c] = source[k * row + (p * kPanel + c) * column], columns beyond C are 0; padded<T>(C) * K numbers.
-template <class T>
-void pack(const T* source, int64_t K, int64_t C, int64_t row, int64_t column, T* packed) {
-  for (int64_t c0 = 0; c0 < C; c0 += kPanel<T>) {
-    const int64_t width = padded<T>(C - c0 < kPanel<T> ? C - c0 : kPanel<T>), real = C - c0 < width ? C - c0 : width;
-    constexpr int64_t kBlock = 16;  // so that a transposed source is read by whole cache lines
-    for (int64_t k0 = 0; k0 < K; k0 += kBlock) {
-      const int64_t k1 = k0 + kBlock < K ? k0 + kBlock : K;
-      for (int64_t c = 0; c < real; ++c)
-        for (int64_t k = k0; k < k1; ++k) packed[k * width + c] = source[k * row + (c0 + c) * column];
-      for (int64_t c = real; c < width; ++c)
-        for (int64_t k = k0; k < k1; ++k) packed[k * width + c] = 0;
-    }
-    packed += K * width;
+// How the columns of a packed matrix stand for G gates of H units: the gates of W units side by side, so that one tile holds
+// every gate of a unit and the cell's algebra can follow at once. Units beyond H are 0. With G = 1: the columns in order.
+template <class T, int G>
+struct Columns {
+  static constexpr int64_t kWidth = Simd<T>::width;
+  static constexpr int64_t kGroup = (G == 1 ? kVectors : G) * kWidth;  // columns between two calls of the cell
+  static int64_t count(int64_t H) { return padded<T>(H) * G; }
+  // The place of gate g of unit u, and back: the row gate * H + unit of the weights, or -1 for a unit beyond H.
+  static int64_t place(int64_t unit, int64_t gate) { return (unit / kWidth * G + gate) * kWidth + unit % kWidth; }
+  static int64_t row(int64_t column, int64_t H) {
+    const int64_t unit = column / (G * kWidth) * kWidth + column % kWidth;
+    return unit < H ? column / kWidth % G * H + unit : -1;
   }
+};
+
+// Cuts C columns into panels of at most kPanel that cross no border of a group: f(first column, columns).
+template <class T, class F>
+inline void for_panels(int64_t C, int64_t group, F&& f) {
+  for (int64_t c = 0, width; c < C; c += width) {
+    width = group - c % group;
+    width = width < kPanel<T> ? width : kPanel<T>;
+    width = width < C - c ? width : C - c;
+    f(c, width);
+  }
+}
+
+// packed, panel after panel: packed[k][c] = source(k, c) for K rows and C columns, C a multiple of the vector.
+template <class T, class Source>
+void pack(int64_t K, int64_t C, int64_t group, T* packed, Source&& source) {
+  constexpr int64_t kBlock = 16;  // so that a transposed source is read by whole cache lines
+  for_panels<T>(C, group, [&](int64_t c0, int64_t width) {
+    T* const panel = packed + K * c0;
+    for (int64_t k0 = 0; k0 < K; k0 += kBlock)
+      for (int64_t c = 0; c < width; ++c)
+        for (int64_t k = k0; k < K && k < k0 + kBlock; ++k) panel[k * width + c] = source(k, c0 + c);
+  });
 }
 
 // out[r][:] = a[r][0..K) times a panel of NV vectors.
@@ -117,51 +138,43 @@ inline void for_tiles(int64_t n, F&& f) {
   }
 }
 
-// For each panel of C columns: f(first column, vectors, packed panel). A loop over time goes back and forth, so that the
-// panel it ended with is still in the nearest cache when it begins again.
-template <class T, class F>
-inline void for_panels(int64_t C, int64_t K, const T* packed, bool backwards, F&& f) {
-  const int64_t panels = ceil_div(C, kPanel<T>);
-  for (int64_t i = 0; i < panels; ++i) {
-    const int64_t c = (backwards ? panels - 1 - i : i) * kPanel<T>;
-    const int64_t width = padded<T>(C - c < kPanel<T> ? C - c : kPanel<T>);
-    f(c, static_cast<int>(width / Simd<T>::width), packed + K * c);
-  }
-}
-
-// out[r][0..padded(C)) = a[r] times the packed K x C matrix, for n rows.
+// out[r][0..C) = a[r] times a packed K x C matrix, for n rows.
 template <class T>
-void multiply(const T* const* a, int64_t n, const T* packed, int64_t K, int64_t C, T* out, int64_t ld) {
-  for_panels(C, K, packed, false, [&](int64_t c, int vectors, const T* panel) {
+void multiply(const T* const* a, int64_t n, const T* packed, int64_t K, int64_t C, int64_t group, T* out, int64_t ld) {
+  for_panels<T>(C, group, [&](int64_t c, int64_t width) {
     for_tiles(n, [&](int64_t r, int height) {
-      kTile<T>[vectors - 1][height - 1](a + r, panel, K, out + r * ld + c, ld);
+      kTile<T>[width / Simd<T>::width - 1][height - 1](a + r, packed + K * c, K, out + r * ld + c, ld);
     });
   });
 }
 
-// out[j][0..padded(C)) += sum over tokens of a[token][j] * b[token][:], j in [first, first + n).
+// out[j][0..C) += sum over tokens of a[token][j] * b[token][:], j in [first, first + n), C a multiple of the vector.
 template <class T>
 void multiply_transposed(const T* const* a, int64_t first, int64_t n, const T* b, int64_t ldb, int64_t tokens, int64_t C,
                          T* out, int64_t ld) {
-  for_panels(C, 0, b, false, [&](int64_t c, int vectors, const T*) {
+  for_panels<T>(C, kPanel<T>, [&](int64_t c, int64_t width) {
     for_tiles(n, [&](int64_t r, int height) {
       const int64_t j = first + r;
-      kOuter<T>[vectors - 1][height - 1](a, j, b + c, ldb, tokens, out + j * ld + c, ld);
+      kOuter<T>[width / Simd<T>::width - 1][height - 1](a, j, b + c, ldb, tokens, out + j * ld + c, ld);
     });
   });
 }
 
-// out[c][j] = sum over parts of parts[p][j][c], for j in [0, J) and c in [c0, c1): ends a transposed product.
-template <class T>
-void sum_transposed(const T* parts, int64_t count, int64_t stride, int64_t J, int64_t c0, int64_t c1, int64_t ld, T* out) {
+// out[row(c)][j] = sum over parts of parts[p][j][c], for j in [0, J) and columns c in [c0, c1): ends a transposed product.
+template <class T, class Row>
+void sum_transposed(const T* parts, int64_t count, int64_t stride, int64_t J, int64_t c0, int64_t c1, int64_t ld, T* out,
+                    Row&& row) {
   constexpr int64_t kBlock = 16;
   for (int64_t j0 = 0; j0 < J; j0 += kBlock)
-    for (int64_t c = c0; c < c1; ++c)
+    for (int64_t c = c0; c < c1; ++c) {
+      const int64_t to = row(c);
+      if (to < 0) continue;
       for (int64_t j = j0; j < J && j < j0 + kBlock; ++j) {
         T sum = 0;
         for (int64_t p = 0; p < count; ++p) sum += parts[p * stride + j * ld + c];
-        out[c * J + j] = sum;
+        out[to * J + j] = sum;
       }
+    }
 }
 
 }  // namespace UNROLLED_TARGET

@@ -7,9 +7,21 @@ namespace unrolled {
 namespace UNROLLED_TARGET {
 
 template <class T>
-void rnn_forward(const RnnForward<T>&);
+void rnn_tanh_forward(const RecurrentForward<T>&);
 template <class T>
-void rnn_backward(const RnnBackward<T>&);
+void rnn_tanh_backward(const RecurrentBackward<T>&);
+template <class T>
+void rnn_relu_forward(const RecurrentForward<T>&);
+template <class T>
+void rnn_relu_backward(const RecurrentBackward<T>&);
+template <class T>
+void lstm_forward(const RecurrentForward<T>&);
+template <class T>
+void lstm_backward(const RecurrentBackward<T>&);
+template <class T>
+void gru_forward(const RecurrentForward<T>&);
+template <class T>
+void gru_backward(const RecurrentBackward<T>&);
 template <class T>
 void linear_forward(const LinearSizes&, const T* x, const T* weight, const T* bias, T* y);
 template <class T>

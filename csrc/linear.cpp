@@ -16,7 +16,7 @@ void map_rows(const T* x, int64_t n, const T* packed, int64_t K, int64_t C, cons
   const int64_t ld = leading<T>(C);
   const T* row[kBlock];
   for (int64_t i = 0; i < n; ++i) row[i] = x + i * K;
-  multiply(row, n, packed, K, C, scratch, ld);
+  multiply(row, n, packed, K, padded<T>(C), kPanel<T>, scratch, ld);
   for (int64_t i = 0; i < n; ++i)
     for (int64_t c = 0; c < C; c += Simd<T>::width) {
       const Vec<T> sum = load(scratch + i * ld + c);
@@ -33,7 +33,7 @@ void linear_forward(const LinearSizes& z, const T* x, const T* weight, const T* 
   const int64_t weights = padded<T>(z.O) * z.I, block = kBlock * leading<T>(z.O), tasks = ceil_div(z.N, kBlock);
   const Scratch scratch(static_cast<size_t>(weights + block * tasks) * sizeof(T));
   T* const packed = reinterpret_cast<T*>(scratch.data());
-  pack(weight, z.I, z.O, 1, z.I, packed);
+  pack(z.I, padded<T>(z.O), kPanel<T>, packed, [&](int64_t k, int64_t c) { return c < z.O ? weight[c * z.I + k] : 0; });
   parallel_for(threads, tasks, [&](int64_t i) {
     const int64_t first = i * kBlock, n = z.N - first < kBlock ? z.N - first : kBlock;
     map_rows(x + first * z.I, n, packed, z.I, z.O, bias, y + first * z.O, packed + weights + i * block);
@@ -48,7 +48,8 @@ void linear_backward(const LinearSizes& z, const T* dy, const T* x, const T* wei
   const int64_t weights = padded<T>(z.I) * z.O, part = (z.I + 1) * ld + kBlock * (ld + ld_x);
   const Scratch scratch(static_cast<size_t>(weights + part * tasks) * sizeof(T));
   T* const packed = reinterpret_cast<T*>(scratch.data());
-  if (dx) pack(weight, z.O, z.I, z.I, 1, packed);
+  if (dx)
+    pack(z.O, padded<T>(z.I), kPanel<T>, packed, [&](int64_t k, int64_t c) { return c < z.I ? weight[k * z.I + c] : 0; });
   parallel_for(threads, tasks, [&](int64_t task) {
     T *const dweight_t = packed + weights + task * part, *const sum = dweight_t + z.I * ld;
     T *const padded_dy = sum + ld, *const block = padded_dy + kBlock * ld;
@@ -65,15 +66,16 @@ void linear_backward(const LinearSizes& z, const T* dy, const T* x, const T* wei
           store(sum + c, load(sum + c) + v);
         }
       }
-      multiply_transposed(row, 0, z.I, padded_dy, ld, n, z.O, dweight_t, ld);
+      multiply_transposed(row, 0, z.I, padded_dy, ld, n, padded<T>(z.O), dweight_t, ld);
       if (dx) map_rows<T>(dy + first * z.O, n, packed, z.O, z.I, nullptr, dx + first * z.I, block);
     }
   });
   constexpr int64_t kColumns = 64;
+  const auto same = [](int64_t c) { return c; };
   parallel_for(threads, ceil_div(z.O, kColumns), [&](int64_t i) {
     const int64_t c0 = i * kColumns, c1 = c0 + kColumns < z.O ? c0 + kColumns : z.O;
-    sum_transposed(packed + weights, tasks, part, z.I, c0, c1, ld, dweight);
-    sum_transposed(packed + weights + z.I * ld, tasks, part, 1, c0, c1, ld, dbias);
+    sum_transposed(packed + weights, tasks, part, z.I, c0, c1, ld, dweight, same);
+    sum_transposed(packed + weights + z.I * ld, tasks, part, 1, c0, c1, ld, dbias, same);
   });
 }
 

@@ -90,6 +90,12 @@ inline F vexp(F x) {
   return x < -87 ? F{} : (x > 88 ? F{} + __builtin_inff() : y);
 }
 
+// 1 / (1 + exp(-x)) = exp(-|x|) or 1, over 1 + exp(-|x|): no overflow at either end.
+inline F vsigmoid(F x) {
+  const F e = vexp((F)((I32)x | (I32{} + INT32_MIN)));
+  return (x < 0 ? e : F{} + 1) / (1 + e);
+}
+
 typedef Vec<double> D;
 
 inline D vtanh(D x) {
@@ -99,6 +105,14 @@ inline D vtanh(D x) {
 
 inline D vexp(D x) {
   for (int i = 0; i < Simd<double>::width; ++i) x[i] = __builtin_exp(x[i]);
+  return x;
+}
+
+inline D vsigmoid(D x) {
+  for (int i = 0; i < Simd<double>::width; ++i) {
+    const double e = __builtin_exp(x[i] < 0 ? x[i] : -x[i]);
+    x[i] = (x[i] < 0 ? e : 1) / (1 + e);
+  }
   return x;
 }
 

@@ -16,11 +16,31 @@ void exp_of(int64_t n, const T* x, T* y) {
   for (int64_t i = 0; i < n; i += Simd<T>::width) store(y + i, vexp(load(x + i, n - i)), n - i);
 }
 
+template <class T>
+void forward_of(Cell cell, const RecurrentForward<T>& p) {
+  switch (cell) {
+    case Cell::rnn_tanh: return rnn_tanh_forward(p);
+    case Cell::rnn_relu: return rnn_relu_forward(p);
+    case Cell::lstm: return lstm_forward(p);
+    case Cell::gru: return gru_forward(p);
+  }
+}
+
+template <class T>
+void backward_of(Cell cell, const RecurrentBackward<T>& p) {
+  switch (cell) {
+    case Cell::rnn_tanh: return rnn_tanh_backward(p);
+    case Cell::rnn_relu: return rnn_relu_backward(p);
+    case Cell::lstm: return lstm_backward(p);
+    case Cell::gru: return gru_backward(p);
+  }
+}
+
 }  // namespace
 
 template <class T>
 extern const Kernels<T> kKernels = {
-    rnn_forward,      rnn_backward,     linear_forward,             linear_backward,
+    forward_of,       backward_of,      linear_forward,             linear_backward,
     embedding_forward, embedding_backward, dropout_forward,         mean_squared_error_forward,
     mean_squared_error_backward, cross_entropy_forward, cross_entropy_backward, tanh_of, exp_of,
 };

@@ -17,43 +17,56 @@ struct Rows {
   int64_t step;
 };
 
-struct RnnSizes {
+// A recurrent cell. G gates stand one below the other in its weights, torch's order; S numbers a unit are kept for the
+// backward: RNN (G 1, S 0), LSTM (i f g o; S 4: the gates), GRU (r z n; S 4: the gates and W_hn h + b_hn).
+enum class Cell { rnn_tanh, rnn_relu, lstm, gru };
+
+struct RecurrentSizes {
   int64_t R, B, D, I, H;
-  bool relu;  // else tanh
   int threads;
 };
 
 template <class T>
-struct RnnForward {
-  RnnSizes sizes;
+struct RecurrentForward {
+  RecurrentSizes sizes;
   Rows rows;
   const T* x;          // [R, I]
   const T* h0;         // [D, B, H]
-  const T* weight_ih;  // [D * H, I]
-  const T* weight_hh;  // [D * H, H]
-  const T* bias_ih;    // [D * H] or null
-  const T* bias_hh;    // [D * H] or null
-  T* y;                // [R, D * H], cleared by the caller where rows of no sequence exist
+  const T* c0;         // [D, B, H], LSTM only
+  const T* weight_ih;  // [D * G * H, I]
+  const T* weight_hh;  // [D * G * H, H]
+  const T* bias_ih;    // [D * G * H] or null
+  const T* bias_hh;    // [D * G * H] or null
+  T* y;                // [R, D * H], cleared by the caller where rows of no sequence exist, and so are the three below
   T* h_last;           // [D, B, H]
-  T* h_prev;           // [R, D * H] the state before each row, or null: not kept
+  T* c_last;           // [D, B, H], LSTM only
+  T* h_prev;           // [R, D * H] the state before each row; or null: nothing is kept
+  T* c_prev;           // [R, D * H], LSTM only
+  T* kept;             // [R, D * S * H], S blocks of H a direction
 };
 
 template <class T>
-struct RnnBackward {
-  RnnSizes sizes;
+struct RecurrentBackward {
+  RecurrentSizes sizes;
   Rows rows;
   const T* dy;         // [R, D * H]
   const T* dh_last;    // [D, B, H]
+  const T* dc_last;    // [D, B, H], LSTM only
   const T* x;          // [R, I]
-  const T* weight_ih;  // [D * H, I]
-  const T* weight_hh;  // [D * H, H]
+  const T* weight_ih;  // [D * G * H, I]
+  const T* weight_hh;  // [D * G * H, H]
   const T* h_prev;     // [R, D * H]
   const T* h_end;      // [D, B, H] the last states
+  const T* c_prev;     // [R, D * H], LSTM only
+  const T* c_end;      // [D, B, H], LSTM only
+  const T* kept;       // [R, D * S * H]
   T* dx;               // [D, R, I] a part for each direction, cleared likewise; or null: not wanted
   T* dh0;              // [D, B, H]
-  T* dweight_ih;       // [D * H, I]
-  T* dweight_hh;       // [D * H, H]
-  T* dbias;            // [D * H] the gradient of either bias
+  T* dc0;              // [D, B, H], LSTM only
+  T* dweight_ih;       // [D * G * H, I]
+  T* dweight_hh;       // [D * G * H, H]
+  T* dbias_ih;         // [D * G * H]
+  T* dbias_hh;         // [D * G * H]
 };
 
 struct LinearSizes {
@@ -76,8 +89,8 @@ struct DropoutSizes {
 
 template <class T>
 struct Kernels {
-  void (*rnn_forward)(const RnnForward<T>&);
-  void (*rnn_backward)(const RnnBackward<T>&);
+  void (*recurrent_forward)(Cell, const RecurrentForward<T>&);
+  void (*recurrent_backward)(Cell, const RecurrentBackward<T>&);
   // x [N, I], weight [O, I], bias [O] or null; y [N, O]
   void (*linear_forward)(const LinearSizes&, const T* x, const T* weight, const T* bias, T* y);
   // dx [N, I] or null, dweight [O, I], dbias [O]

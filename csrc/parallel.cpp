@@ -28,17 +28,17 @@ using GompParallel = void (*)(void (*)(void*), void*, unsigned, unsigned);
 
 std::atomic<bool> forked{false};
 
-GompParallel torch_pool() {
 #if defined(_WIN32)
-  return nullptr;
+GompParallel torch_pool() { return nullptr; }
 #else
-  static const GompParallel pool = [] {
-    pthread_atfork(nullptr, nullptr, [] { forked = true; });
-    return reinterpret_cast<GompParallel>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
-  }();
+// from the moment the module is loaded: torch may have started its pool before our first call
+const int watching = pthread_atfork(nullptr, nullptr, [] { forked = true; });
+
+GompParallel torch_pool() {
+  static const auto pool = reinterpret_cast<GompParallel>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
   return pool;
-#endif
 }
+#endif
 
 }  // namespace
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -350,3 +352,29 @@ def test_a_ragged_batch_through_compile_in_eager_parts() -> None:
     expected = rnn(batch)
     same_bits(y.values, expected[0].values)
     same_bits(h, expected[1])
+
+
+FORK = """
+import os, signal, sys, time, torch, unrolled
+torch.set_num_threads(2)
+rnn, x = unrolled.nn.RNN(64, 128), torch.randn(20, 8, 64)
+torch.randn(600, 600) @ torch.randn(600, 600)  # starts the threads that do not live on in a child
+if sys.argv[1] == "used before":
+    rnn(x)
+child = os.fork()
+if child == 0:
+    rnn(x)[1].sum().backward()
+    os._exit(7)
+deadline = time.monotonic() + 30
+while time.monotonic() < deadline:
+    done, status = os.waitpid(child, os.WNOHANG)
+    if done:
+        sys.exit(os.waitstatus_to_exitcode(status))
+    time.sleep(0.05)
+os.kill(child, signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("when", ["used before", "not used before"])
+def test_after_a_fork_the_core_does_not_wait_for_threads_that_are_gone(when: str) -> None:
+    assert subprocess.run([sys.executable, "-W", "ignore", "-c", FORK, when], timeout=60).returncode == 7

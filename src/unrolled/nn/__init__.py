@@ -6,5 +6,10 @@ from unrolled.nn.basic import Linear as Linear
 from unrolled.nn.convert import convert as convert
 from unrolled.nn.losses import CrossEntropyLoss as CrossEntropyLoss
 from unrolled.nn.losses import MSELoss as MSELoss
+from unrolled.nn.recurrent import GRU as GRU
+from unrolled.nn.recurrent import LSTM as LSTM
 from unrolled.nn.recurrent import RNN as RNN
 from unrolled.nn.recurrent import last as last
+from unrolled.nn.recurrent_cells import GRUCell as GRUCell
+from unrolled.nn.recurrent_cells import LSTMCell as LSTMCell
+from unrolled.nn.recurrent_cells import RNNCell as RNNCell

@@ -4,36 +4,44 @@ from __future__ import annotations
 
 from torch import nn
 
-from unrolled.nn.recurrent import RNN
+from unrolled.nn.recurrent import GRU, LSTM, RNN, Recurrent
+
+_OURS: dict[type, type[Recurrent]] = {nn.RNN: RNN, nn.LSTM: LSTM, nn.GRU: GRU}
 
 
 def convert(model: nn.Module) -> nn.Module:
-    """Replace each torch.nn.RNN in `model` by ours, in place, and return the model (a bare RNN: its replacement).
+    """Replace each torch.nn.RNN, LSTM and GRU in `model` by ours, in place, and return it (of a bare one: ours).
 
-    The parameters are the same objects, so an optimizer that holds them keeps working. A subclass of torch.nn.RNN is
-    left alone: it may do something else.
+    The parameters are the same objects, so an optimizer that holds them keeps working. A subclass of one of these is
+    left alone, it may do something else, and so is an LSTM with `proj_size`.
     """
-    replaced: dict[int, RNN] = {}
+    replaced: dict[int, Recurrent] = {}
 
-    def ours(module: nn.RNN) -> RNN:
+    def ours(module: nn.RNNBase) -> Recurrent:
         if id(module) not in replaced:
             replaced[id(module)] = _from_torch(module)
         return replaced[id(module)]
 
-    if type(model) is nn.RNN:
-        return ours(model)
+    if _known(model):
+        return ours(model)  # type: ignore[arg-type]
     for parent in list(model.modules()):
         for name, child in list(parent._modules.items()):
-            if type(child) is nn.RNN:
-                parent._modules[name] = ours(child)
+            if child is not None and _known(child):
+                parent._modules[name] = ours(child)  # type: ignore[arg-type]
     return model
 
 
-def _from_torch(module: nn.RNN) -> RNN:
-    names = ("input_size", "hidden_size", "num_layers", "nonlinearity", "bias", "batch_first", "bidirectional")
+def _known(module: nn.Module) -> bool:
+    return type(module) in _OURS and not getattr(module, "proj_size", 0)
+
+
+def _from_torch(module: nn.RNNBase) -> Recurrent:
+    names = ["input_size", "hidden_size", "num_layers", "bias", "batch_first", "bidirectional"]
+    names += ["nonlinearity"] if type(module) is nn.RNN else []
     # torch warns of dropout with one layer and ignores it; ours refuses it
     dropout = module.dropout if module.num_layers > 1 else 0.0
-    rnn = RNN(**{name: getattr(module, name) for name in names}, dropout=dropout, device="meta")
+    options = {name: getattr(module, name) for name in names}
+    layer = _OURS[type(module)](**options, dropout=dropout, device="meta")
     for name, parameter in module.named_parameters(recurse=False):
-        rnn.register_parameter(name, parameter)
-    return rnn.train(module.training)
+        layer.register_parameter(name, parameter)
+    return layer.train(module.training)

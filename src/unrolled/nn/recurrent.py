@@ -3,23 +3,174 @@
 from __future__ import annotations
 
 import math
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from unrolled.nn._forms import Batch, read
 from unrolled.ops.dropout import dropout
-from unrolled.ops.rnn import rnn
+from unrolled.ops.recurrence import CELLS, recurrence
 from unrolled.ragged import Lengths
 
+State = Tensor | tuple[Tensor, Tensor]  # h, for the LSTM (h, c)
 
-class RNN(nn.Module):
+
+class Recurrent(nn.Module):
+    """What RNN, LSTM and GRU share: parameters, layers, directions, dropout between layers, the forms of input."""
+
+    _cell: str  # in ops.recurrence
+    _options: ClassVar[dict[str, Any]] = {
+        "num_layers": 1,
+        "bias": True,
+        "batch_first": False,
+        "dropout": 0.0,
+        "bidirectional": False,
+        "learn_initial_state": False,
+    }
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int,
+        bias: bool,
+        batch_first: bool,
+        dropout: float,
+        bidirectional: bool,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+        learn_initial_state: bool,
+    ) -> None:
+        super().__init__()
+        for name, size in (("hidden_size", hidden_size), ("num_layers", num_layers)):
+            if size < 1:
+                raise ValueError(f"{name} must be at least 1, found {size}")
+        if input_size < 0 or not 0 <= dropout <= 1:
+            raise ValueError(f"input_size must be >= 0 and dropout lie in [0, 1], found {input_size}, {dropout}")
+        if dropout > 0 and num_layers == 1:
+            raise ValueError(
+                "dropout lies between layers and does nothing with num_layers=1; use nn.Dropout on the output"
+            )
+        self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
+        self.bias, self.batch_first, self.dropout = bias, batch_first, dropout
+        self.bidirectional, self.learn_initial_state = bidirectional, learn_initial_state
+        rows = CELLS[self._cell].gates * hidden_size
+        for layer in range(num_layers):
+            width = input_size if layer == 0 else hidden_size * self.num_directions
+            for suffix in self._suffixes(layer):
+                shapes: dict[str, tuple[int, ...]] = {"weight_ih": (rows, width), "weight_hh": (rows, hidden_size)}
+                if bias:
+                    shapes |= {"bias_ih": (rows,), "bias_hh": (rows,)}
+                for name, shape in shapes.items():
+                    value = torch.empty(shape, device=device, dtype=dtype)
+                    self.register_parameter(f"{name}_{suffix}", nn.Parameter(value))
+        if learn_initial_state:
+            shape = (num_layers * self.num_directions, hidden_size)
+            for name in self._initial_names():
+                self.register_parameter(name, nn.Parameter(torch.empty(shape, device=device, dtype=dtype)))
+        self.reset_parameters()
+
+    @property
+    def num_directions(self) -> int:
+        return 2 if self.bidirectional else 1
+
+    @property
+    def mode(self) -> str:
+        """torch's name for the cell."""
+        return self._cell.upper()
+
+    def reset_parameters(self) -> None:
+        """Uniform in +-1/sqrt(H), drawn in torch's order; a learned initial state begins at 0."""
+        bound = 1 / math.sqrt(self.hidden_size)
+        for name, parameter in self.named_parameters():
+            if name in self._initial_names():
+                nn.init.zeros_(parameter)
+            else:
+                nn.init.uniform_(parameter, -bound, bound)
+
+    def flatten_parameters(self) -> None:
+        """Nothing to do; torch's callers expect it to exist."""
+
+    def forward(
+        self, input: Batch, hx: State | None = None, lengths: Lengths | None = None, *, keys: Tensor | None = None
+    ) -> tuple[Batch, Any]:
+        """All states of the last layer, in the form of `input`, and the last state of each layer and direction.
+
+        Shapes: input (T, B, I), with `batch_first` (B, T, I), either with `lengths` (B,) or without; (T, I) for one
+        sequence; a PackedSequence; a jagged nested tensor (B, *, I); a Ragged of (N, I). hx and h_n
+        (num_layers * D, B, H), without B for one sequence; for the LSTM pairs (h, c) of these. `keys` (B,): whole
+        numbers that take the place of a sequence's index in the dropout mask.
+        Edges: rows beyond a length are 0; a sequence of length 0 has h_n = hx.
+        Errors: ValueError for shapes that do not fit.
+        """
+        form = read(input, lengths, self.batch_first)
+        if form.values.shape[1] != self.input_size:
+            raise ValueError(f"this layer reads {self.input_size} features, the input has {form.values.shape[1]}")
+        initial = self._initial_states(hx, form.rows.start.shape[0], form.values, form.batched)
+        seed = torch.randint(2**63 - 1, ()) if self.dropout > 0 and self.training else None
+        y, lasts = form.values, []
+        for layer in range(self.num_layers):
+            if layer > 0 and seed is not None:
+                key, t = form.positions()
+                key = key if keys is None else keys.to(key)[key]
+                y = dropout(y, self.dropout, seed.to(key.device), layer - 1, key, t)
+            own = slice(layer * self.num_directions, (layer + 1) * self.num_directions)
+            weights = self._joined("weight_ih", layer), self._joined("weight_hh", layer)
+            bias_ih, bias_hh = (self._joined(name, layer) if self.bias else None for name in ("bias_ih", "bias_hh"))
+            y, last = recurrence(self._cell, y, [s[own] for s in initial], *weights, bias_ih, bias_hh, form.rows)
+            lasts.append(last)
+        states = lasts[0] if len(lasts) == 1 else tuple(torch.cat(parts) for parts in zip(*lasts, strict=True))
+        states = states if form.batched else tuple(s.squeeze(1) for s in states)
+        if not torch.compiler.is_compiling():
+            for s in states:
+                s.num_directions = self.num_directions  # type: ignore[attr-defined]
+        return form.restore(y), states[0] if len(states) == 1 else states
+
+    def _initial_states(self, hx: State | None, sequences: int, values: Tensor, batched: bool) -> tuple[Tensor, ...]:
+        names = self._initial_names()
+        shape = (self.num_layers * self.num_directions, sequences, self.hidden_size)
+        if hx is None and self.learn_initial_state:
+            return tuple(getattr(self, name).unsqueeze(1).expand(shape) for name in names)
+        if hx is None:
+            return (values.new_zeros(shape, dtype=self.weight_hh_l0.dtype),) * len(names)  # type: ignore[arg-type]
+        given = (hx,) if isinstance(hx, Tensor) else tuple(hx)
+        if len(given) != len(names):
+            raise ValueError(f"hx must hold {len(names)} tensors, found {len(given)}")
+        given = tuple(s if batched or s.ndim != 2 else s.unsqueeze(1) for s in given)
+        for s in given:
+            if s.shape != shape:
+                wanted = shape if batched else (shape[0], shape[2])
+                raise ValueError(
+                    f"hx must have shape {wanted}, found {tuple(s.shape if batched else s.squeeze(1).shape)}"
+                )
+        return given
+
+    def _initial_names(self) -> tuple[str, ...]:
+        return ("initial_state",) if CELLS[self._cell].states == 1 else ("initial_state", "initial_memory")
+
+    def _joined(self, name: str, layer: int) -> Tensor:
+        parts = [getattr(self, f"{name}_{suffix}") for suffix in self._suffixes(layer)]
+        joined: Tensor = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return joined
+
+    def _suffixes(self, layer: int) -> list[str]:
+        return [f"l{layer}", f"l{layer}_reverse"][: self.num_directions]
+
+    def extra_repr(self) -> str:
+        changed = [f"{k}={getattr(self, k)!r}" for k, default in self._options.items() if getattr(self, k) != default]
+        return ", ".join([str(self.input_size), str(self.hidden_size), *changed])
+
+
+class RNN(Recurrent):
     """torch.nn.RNN with the gradient in closed form, for batches of any lengths, 0 included.
 
     Arguments, parameter names, initial values, `state_dict` and results are torch's. `learn_initial_state` (keyword
     only) adds a parameter `initial_state` (num_layers * D, H), used where no `hx` is given. Source: `equations.rnn`.
     Under autocast the arithmetic is float32.
     """
+
+    _options: ClassVar[dict[str, Any]] = {"nonlinearity": "tanh", **Recurrent._options}
 
     def __init__(
         self,
@@ -36,118 +187,64 @@ class RNN(nn.Module):
         *,
         learn_initial_state: bool = False,
     ) -> None:
-        super().__init__()
         if nonlinearity not in ("tanh", "relu"):
             raise ValueError(f'nonlinearity must be "tanh" or "relu", found {nonlinearity!r}')
-        for name, size in (("hidden_size", hidden_size), ("num_layers", num_layers)):
-            if size < 1:
-                raise ValueError(f"{name} must be at least 1, found {size}")
-        if input_size < 0 or not 0 <= dropout <= 1:
-            raise ValueError(
-                f"input_size must not be negative and dropout lie in [0, 1], found {input_size}, {dropout}"
-            )
-        if dropout > 0 and num_layers == 1:
-            raise ValueError(
-                "dropout lies between layers and does nothing with num_layers=1; use nn.Dropout on the output"
-            )
-        self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
-        self.nonlinearity, self.bias, self.batch_first = nonlinearity, bias, batch_first
-        self.dropout, self.bidirectional = dropout, bidirectional
-        self.learn_initial_state = learn_initial_state
-        self.mode = f"RNN_{nonlinearity.upper()}"  # torch's name for it
-        for layer in range(num_layers):
-            width = input_size if layer == 0 else hidden_size * self.num_directions
-            for suffix in self._suffixes(layer):
-                shapes: dict[str, tuple[int, ...]] = {
-                    "weight_ih": (hidden_size, width),
-                    "weight_hh": (hidden_size, hidden_size),
-                }
-                if bias:
-                    shapes |= {"bias_ih": (hidden_size,), "bias_hh": (hidden_size,)}
-                for name, shape in shapes.items():
-                    value = torch.empty(shape, device=device, dtype=dtype)
-                    self.register_parameter(f"{name}_{suffix}", nn.Parameter(value))
-        if learn_initial_state:
-            shape = (num_layers * self.num_directions, hidden_size)
-            self.initial_state = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
-        self.reset_parameters()
+        self._cell = f"rnn_{nonlinearity}"
+        sizes = input_size, hidden_size, num_layers
+        super().__init__(*sizes, bias, batch_first, dropout, bidirectional, device, dtype, learn_initial_state)
+        self.nonlinearity = nonlinearity
 
-    @property
-    def num_directions(self) -> int:
-        return 2 if self.bidirectional else 1
 
-    def reset_parameters(self) -> None:
-        """Uniform in +-1/sqrt(H), drawn in torch's order; a learned initial state begins at 0."""
-        bound = 1 / math.sqrt(self.hidden_size)
-        for name, parameter in self.named_parameters():
-            if name == "initial_state":
-                nn.init.zeros_(parameter)
-            else:
-                nn.init.uniform_(parameter, -bound, bound)
+class LSTM(Recurrent):
+    """torch.nn.LSTM likewise: `y, (h, c) = lstm(x)`. A learned initial state is `initial_state` and `initial_memory`.
 
-    def flatten_parameters(self) -> None:
-        """Nothing to do; torch's callers expect it to exist."""
+    Source: `equations.lstm`. Errors: ValueError for `proj_size`, which is not offered yet.
+    """
 
-    def forward(
-        self, input: Batch, hx: Tensor | None = None, lengths: Lengths | None = None, *, keys: Tensor | None = None
-    ) -> tuple[Batch, Tensor]:
-        """All states of the last layer, in the form of `input`, and the last state of each layer and direction.
+    _cell = "lstm"
 
-        Shapes: input (T, B, I), with `batch_first` (B, T, I), either with `lengths` (B,) or without; (T, I) for one
-        sequence; a PackedSequence; a jagged nested tensor (B, *, I); a Ragged of (N, I). hx and h_n
-        (num_layers * D, B, H), without B for one sequence. `keys` (B,): whole numbers that take the place of a
-        sequence's index in the dropout mask.
-        Edges: rows beyond a length are 0; a sequence of length 0 has h_n = hx.
-        Errors: ValueError for shapes that do not fit.
-        """
-        form = read(input, lengths, self.batch_first)
-        if form.values.shape[1] != self.input_size:
-            raise ValueError(f"this layer reads {self.input_size} features, the input has {form.values.shape[1]}")
-        h0 = self._initial_states(hx, form.rows.start.shape[0], form.values, form.batched)
-        seed = torch.randint(2**63 - 1, ()) if self.dropout > 0 and self.training else None
-        y, h_last = form.values, []
-        for layer in range(self.num_layers):
-            if layer > 0 and seed is not None:
-                key, t = form.positions()
-                key = key if keys is None else keys.to(key)[key]
-                y = dropout(y, self.dropout, seed.to(key.device), layer - 1, key, t)
-            states = h0[layer * self.num_directions : (layer + 1) * self.num_directions]
-            weights = self._joined("weight_ih", layer), self._joined("weight_hh", layer)
-            bias_ih, bias_hh = (self._joined(name, layer) if self.bias else None for name in ("bias_ih", "bias_hh"))
-            y, h = rnn(y, states, *weights, bias_ih, bias_hh, form.rows, self.nonlinearity)
-            h_last.append(h)
-        h_n = h_last[0] if len(h_last) == 1 else torch.cat(h_last)
-        h_n = h_n if form.batched else h_n.squeeze(1)
-        if not torch.compiler.is_compiling():
-            h_n.num_directions = self.num_directions  # type: ignore[attr-defined]
-        return form.restore(y), h_n
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        proj_size: int = 0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        learn_initial_state: bool = False,
+    ) -> None:
+        if proj_size != 0:
+            raise ValueError(f"proj_size must be 0 here, found {proj_size}: a projected LSTM is torch.nn.LSTM's alone")
+        sizes = input_size, hidden_size, num_layers
+        super().__init__(*sizes, bias, batch_first, dropout, bidirectional, device, dtype, learn_initial_state)
 
-    def _initial_states(self, hx: Tensor | None, sequences: int, values: Tensor, batched: bool) -> Tensor:
-        shape = (self.num_layers * self.num_directions, sequences, self.hidden_size)
-        if hx is not None:
-            found = hx if batched or hx.ndim != 2 else hx.unsqueeze(1)
-            if found.shape != shape:
-                wanted = shape if batched else (shape[0], shape[2])
-                raise ValueError(f"hx must have shape {tuple(wanted)}, found {tuple(hx.shape)}")
-            return found
-        if self.learn_initial_state:
-            return self.initial_state.unsqueeze(1).expand(shape)
-        return values.new_zeros(shape, dtype=self.weight_hh_l0.dtype)  # type: ignore[arg-type]
 
-    def _joined(self, name: str, layer: int) -> Tensor:
-        parts = [getattr(self, f"{name}_{suffix}") for suffix in self._suffixes(layer)]
-        joined: Tensor = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return joined
+class GRU(Recurrent):
+    """torch.nn.GRU likewise, its reset gate after the recurrent product. Source: `equations.gru`."""
 
-    def _suffixes(self, layer: int) -> list[str]:
-        return [f"l{layer}", f"l{layer}_reverse"][: self.num_directions]
+    _cell = "gru"
 
-    def extra_repr(self) -> str:
-        shown = [str(self.input_size), str(self.hidden_size)]
-        defaults = {"num_layers": 1, "nonlinearity": "tanh", "bias": True, "batch_first": False, "dropout": 0.0}
-        defaults |= {"bidirectional": False, "learn_initial_state": False}
-        shown += [f"{k}={getattr(self, k)}" for k, default in defaults.items() if getattr(self, k) != default]
-        return ", ".join(shown)
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        learn_initial_state: bool = False,
+    ) -> None:
+        sizes = input_size, hidden_size, num_layers
+        super().__init__(*sizes, bias, batch_first, dropout, bidirectional, device, dtype, learn_initial_state)
 
 
 def last(h: Tensor, *, bidirectional: bool | None = None) -> Tensor:

@@ -97,12 +97,12 @@ def recurrence_forward(
             torch.cat([a, s[n:]]) for a, s in zip(after, state, strict=True)
         )  # the ended keep their last state
 
-    def by_token(parts: Sequence[Tensor]) -> Tensor:
+    def by_token(parts: tuple[Tensor, ...]) -> Tensor:
         empty = u.new_zeros(len(x), weight_hh.shape[1])
         return empty.index_copy(0, tokens, torch.cat(parts)) if parts else empty
 
     h, befores, kepts = zip(*trail, strict=True) if trail else ((), (), ())
-    before = tuple(by_token([b[i] for b in befores]) for i in range(len(state0)))
+    before = tuple(by_token(tuple(b[i] for b in befores)) for i in range(len(state0)))
     kept = type(kepts[0])(*map(by_token, zip(*kepts, strict=True))) if kepts else ()
     return by_token(h), state, RecurrenceSaved(x, before, state, kept, weight_ih, weight_hh, steps, cell)
 

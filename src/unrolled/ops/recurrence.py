@@ -111,13 +111,9 @@ def _forward_kernel(
     kind = CELLS[cell]
     if not on_core(x, h0, weight_ih, weight_hh):
         states = (h0,) if c0 is None else (h0, c0)
-        rows = Rows(start, step, length)
-        y, last, before, kept = _equation_forward(cell, x, states, weight_ih, weight_hh, bias_ih, bias_hh, rows)
-        nothing = x.new_empty(0)
-        h_last, c_last = last if c0 is not None else (*last, nothing)
-        h_prev, c_prev = before if c0 is not None else (*before, nothing)
-        saved = (h_prev, c_prev, kept, h_last.clone(), c_last.clone()) if need_saved else (nothing,) * 5
-        return y, h_last, c_last, *(s.clone() if s is nothing else s for s in saved)
+        weights = weight_ih, weight_hh, bias_ih, bias_hh
+        result = _equation_forward(cell, x, states, *weights, Rows(start, step, length))
+        return _outputs(x, *result, need_saved)
 
     def new(wanted: object, *shape: int) -> Tensor | None:
         return x.new_empty(shape) if wanted else None
@@ -137,6 +133,16 @@ def _forward_kernel(
     )
     ends = [None if t is None or not need_saved else t.clone() for t in (h_last, c_last)]
     return tuple(x.new_empty(0) if t is None else t for t in (y, h_last, c_last, h_prev, c_prev, kept, *ends))
+
+
+def _outputs(
+    x: Tensor, y: Tensor, last: tuple[Tensor, ...], before: tuple[Tensor, ...], kept: Tensor, need_saved: bool
+) -> tuple[Tensor, ...]:
+    """What the operator returns, from what the equation gives; an empty tensor stands for what there is not."""
+    h_last, c_last = (*last, x.new_empty(0))[:2]
+    h_prev, c_prev = (*before, x.new_empty(0))[:2]
+    saved = (h_prev, c_prev, kept if kept.shape[1] else x.new_empty(0), h_last.clone(), c_last.clone())
+    return y, h_last, c_last, *(saved if need_saved else (x.new_empty(0) for _ in saved))
 
 
 def _forward_fake(

@@ -5,6 +5,8 @@ Slow on purpose: one sequence, one step, one number at a time where that makes i
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -13,7 +15,8 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from unrolled.ragged import Rows
 
 
-def plain_rnn(
+def plain_recurrence(
+    cell: str,
     x: Tensor,
     h0: Tensor,
     weight_ih: Tensor,
@@ -21,48 +24,86 @@ def plain_rnn(
     bias_ih: Tensor | None,
     bias_hh: Tensor | None,
     rows: Rows,
-    nonlinearity: str,
-) -> tuple[Tensor, Tensor]:
+    c0: Tensor | None = None,
+) -> tuple[Tensor, ...]:
     """One sequence and one step at a time."""
     directions, sequences, hidden = h0.shape
     y = [[x.new_zeros(hidden)] * directions for _ in range(len(x))]
     ends = []
     for d in range(directions):
-        own = slice(d * hidden, (d + 1) * hidden)
+        w_ih, w_hh = weight_ih.chunk(directions)[d], weight_hh.chunk(directions)[d]
+        b_ih, b_hh = (None if b is None else b.chunk(directions)[d] for b in (bias_ih, bias_hh))
         for b in range(sequences):
             h, start = h0[d, b], int(rows.start[b])
+            c = h.new_zeros(()) if c0 is None else c0[d, b]
             times = range(int(rows.length[b]))
             for t in reversed(times) if d else times:
                 row = start + t * rows.step
-                a = F.linear(x[row], weight_ih[own], None if bias_ih is None else bias_ih[own])
-                a = a + F.linear(h, weight_hh[own], None if bias_hh is None else bias_hh[own])
-                h = (2 * a).expm1() / ((2 * a).expm1() + 2) if nonlinearity == "tanh" else a.clamp(min=0)
+                u, v = F.linear(x[row], w_ih, b_ih).view(-1, hidden), F.linear(h, w_hh, b_hh).view(-1, hidden)
+                h, c = _STEPS[cell](u, v, h, c)
                 y[row] = [*y[row][:d], h, *y[row][d + 1 :]]
-            ends.append(h)
+            ends.append((h, c))
     stacked = torch.stack([torch.cat(parts) for parts in y]) if y else x.new_zeros(0, directions * hidden)
-    return stacked, torch.stack(ends).view_as(h0) if ends else h0.clone()
+    if not ends:
+        return stacked, h0.clone(), *(() if c0 is None else (c0.clone(),))
+    h_last, c_last = zip(*ends, strict=True)
+    return stacked, torch.stack(h_last).view_as(h0), *(() if c0 is None else (torch.stack(c_last).view_as(c0),))
 
 
-def torch_rnn(x: Tensor, h0: Tensor, rows: Rows, nonlinearity: str, **weights: Tensor | None) -> tuple[Tensor, Tensor]:
-    """torch.nn.RNN on the packed sequences; lengths from 1, each row in one sequence."""
+def _tanh(a: Tensor) -> Tensor:
+    return (2 * a).expm1() / ((2 * a).expm1() + 2)
+
+
+def _sigmoid(a: Tensor) -> Tensor:
+    return 1 / (1 + (-a).exp())
+
+
+# One step from u = W_ih x + b_ih and v = W_hh h + b_hh, a row for each gate.
+
+
+def _rnn_tanh(u: Tensor, v: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    return _tanh(u[0] + v[0]), c
+
+
+def _rnn_relu(u: Tensor, v: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    return (u[0] + v[0]).clamp(min=0), c
+
+
+def _lstm(u: Tensor, v: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    write, keep, content, read = u + v
+    c = _sigmoid(keep) * c + _sigmoid(write) * _tanh(content)
+    return _sigmoid(read) * _tanh(c), c
+
+
+def _gru(u: Tensor, v: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    reset, keep = _sigmoid(u[0] + v[0]), _sigmoid(u[1] + v[1])
+    content = _tanh(u[2] + reset * v[2])
+    return content + keep * (h - content), c
+
+
+_STEPS = {"rnn_tanh": _rnn_tanh, "rnn_relu": _rnn_relu, "lstm": _lstm, "gru": _gru}
+
+
+def torch_recurrence(
+    cell: str, x: Tensor, h0: Tensor, rows: Rows, c0: Tensor | None = None, **weights: Tensor | None
+) -> tuple[Tensor, ...]:
+    """torch.nn's module on the packed sequences; lengths from 1, each row in one sequence."""
     directions, _, hidden = h0.shape
     given = {name: w.chunk(directions) for name, w in weights.items() if w is not None}
-    module = nn.RNN(
-        x.shape[1],
-        hidden,
-        nonlinearity=nonlinearity,
-        bias="bias_ih" in given,
-        bidirectional=directions == 2,
-        device="meta",
+    kind, _, nonlinearity = cell.partition("_")
+    options: dict[str, Any] = {"nonlinearity": nonlinearity} if nonlinearity else {}
+    module = {"rnn": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}[kind](
+        x.shape[1], hidden, bias="bias_ih" in given, bidirectional=directions == 2, device="meta", **options
     )
     parameters = {f"{name}_l0{'_reverse' * d}": part for name, parts in given.items() for d, part in enumerate(parts)}
     time = torch.arange(int(rows.length.max()))
     index = (rows.start + time[:, None] * rows.step).clamp(max=len(x) - 1)  # (T, B)
     packed = pack_padded_sequence(x[index], rows.length, enforce_sorted=False)
-    output, h_last = torch.func.functional_call(module, parameters, (packed, h0))
+    output, last = torch.func.functional_call(module, parameters, (packed, h0 if c0 is None else (h0, c0)))
     y, _ = pad_packed_sequence(output)
     live = time[:, None] < rows.length
-    return x.new_zeros(len(x), directions * hidden).index_put((index[live],), y[live]), h_last
+    stacked = x.new_zeros(len(x), directions * hidden).index_put((index[live],), y[live])
+    return stacked, *((last,) if c0 is None else last)
 
 
 def plain_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 from torch.nn import functional as F
 
-from unrolled.equations import cross_entropy, dropout, embedding, linear, mean_squared_error, rnn
+from unrolled.equations import cross_entropy, dropout, embedding, linear, mean_squared_error, recurrence
 from unrolled.ops.cross_entropy import cross_entropy as cross_entropy_op
 from unrolled.ops.dropout import dropout as dropout_op
 from unrolled.ops.embedding import embedding as embedding_op
 from unrolled.ops.linear import linear as linear_op
 from unrolled.ops.mean_squared_error import mean_squared_error as mean_squared_error_op
-from unrolled.ops.rnn import rnn as rnn_op
+from unrolled.ops.recurrence import CELLS
+from unrolled.ops.recurrence import recurrence as recurrence_op
 from unrolled.ragged import Rows, live_rows
 from unrolled.verify import formulations as other
+from unrolled.verify import inputs as draw
 from unrolled.verify.judges import Function, Inputs
 
 
@@ -36,141 +39,94 @@ class Operator(NamedTuple):
     cancels: Callable[[Inputs], float] = lambda _: 0.0  # the size of numbers whose difference a result may be
 
 
-def make_rnn(
-    generator: Generator,
-    dtype: torch.dtype,
-    lengths: Sequence[int] = (5, 3, 1),
-    input_size: int = 3,
-    hidden_size: int = 5,
-    directions: int = 1,
-    nonlinearity: str = "tanh",
-    bias: bool = True,
-    layout: str = "ragged",
-) -> dict[str, Any]:
-    """`layout`: "ragged", or padded "batch_first" or "time_major" with a step more than any sequence needs."""
-    length, sequences = torch.tensor(lengths, dtype=torch.int64), len(lengths)
-    steps = max(lengths, default=0) + 1
-    if layout == "ragged":
-        rows, count = Rows(length.cumsum(0) - length, 1, length), int(length.sum())
-    else:
-        index = torch.arange(sequences)
-        rows = Rows(index * steps, 1, length) if layout == "batch_first" else Rows(index, sequences, length)
-        count = sequences * steps
-    uniform = 1.5 / hidden_size**0.5
-    gates = directions * hidden_size
-    return {
-        "x": _normal(generator, dtype, count, input_size),
-        "h0": _normal(generator, dtype, directions, sequences, hidden_size, scale=0.5),
-        "weight_ih": _normal(generator, dtype, gates, input_size, scale=uniform),
-        "weight_hh": _normal(generator, dtype, gates, hidden_size, scale=uniform / 2),
-        "bias_ih": _normal(generator, dtype, gates, scale=uniform) if bias else None,
-        "bias_hh": _normal(generator, dtype, gates, scale=uniform) if bias else None,
-        "rows": rows,
-        "nonlinearity": nonlinearity,
-    }
+# The judges know tensors by name: h0 and c0 in the place of the equation's tuple of states.
 
 
-def _rnn_equation(inputs: Inputs) -> dict[str, Any] | None:
+def recurrent_operator(
+    cell: str,
+    x: Tensor,
+    h0: Tensor,
+    weight_ih: Tensor,
+    weight_hh: Tensor,
+    bias_ih: Tensor | None,
+    bias_hh: Tensor | None,
+    rows: Rows,
+    c0: Tensor | None = None,
+) -> tuple[Tensor, ...]:
+    state0 = (h0,) if c0 is None else (h0, c0)
+    y, last = recurrence_op(cell, x, state0, weight_ih, weight_hh, bias_ih, bias_hh, rows)
+    return y, *last
+
+
+def recurrent_forward(
+    cell: str,
+    x: Tensor,
+    h0: Tensor,
+    weight_ih: Tensor,
+    weight_hh: Tensor,
+    bias_ih: Tensor | None,
+    bias_hh: Tensor | None,
+    steps: Sequence[Tensor],
+    c0: Tensor | None = None,
+) -> tuple[Any, ...]:
+    state0, weights = (h0,) if c0 is None else (h0, c0), (weight_ih, weight_hh, bias_ih, bias_hh)
+    y, last, saved = recurrence.recurrence_forward(CELLS[cell].equation, x, state0, *weights, steps)
+    return y, *last, saved
+
+
+class RecurrentGrads(NamedTuple):
+    dx: Tensor
+    dh0: Tensor
+    dweight_ih: Tensor
+    dweight_hh: Tensor
+    dbias_ih: Tensor
+    dbias_hh: Tensor
+    dc0: Tensor | None
+
+
+def recurrent_backward(*args: Any, backward: Function = recurrence.recurrence_backward) -> RecurrentGrads:
+    """`(dy, dh_last, saved)` or `(dy, dh_last, dc_last, saved)`; `backward` may be another than the equation's."""
+    dy, *dlast, saved = args
+    dx, dstate0, *dweights = backward(dy, tuple(dlast), saved)
+    dh0, dc0 = (*dstate0, None)[:2]
+    return RecurrentGrads(dx, dh0, *dweights, dc0=dc0)
+
+
+def _recurrent_equation(inputs: Inputs) -> dict[str, Any] | None:
     """The equation reads one direction, the longest sequence first."""
     order, steps = live_rows(inputs["rows"])
     if len(inputs["h0"]) != 1 or not torch.equal(order, torch.arange(len(order))):
         return None
-    h0 = inputs["h0"].detach()[0].requires_grad_()
-    return {**{k: v for k, v in inputs.items() if k != "rows"}, "h0": h0, "steps": steps}
+    own = {k: v.detach()[0].requires_grad_() if k in ("h0", "c0") else v for k, v in inputs.items() if k != "rows"}
+    return {**own, "steps": steps}
 
 
-def make_linear(
-    generator: Generator,
-    dtype: torch.dtype,
-    tokens: int = 4,
-    input_size: int = 3,
-    output_size: int = 5,
-    bias: bool = True,
-) -> dict[str, Any]:
-    return {
-        "x": _normal(generator, dtype, tokens, input_size),
-        "weight": _normal(generator, dtype, output_size, input_size),
-        "bias": _normal(generator, dtype, output_size) if bias else None,
-    }
-
-
-def make_embedding(
-    generator: Generator,
-    dtype: torch.dtype,
-    tokens: int = 9,
-    vocabulary: int = 5,
-    embedding_size: int = 3,
-    padding_index: int | None = None,
-) -> dict[str, Any]:
-    return {
-        "token": torch.randint(vocabulary, (tokens,), generator=generator),
-        "weight": _normal(generator, dtype, vocabulary, embedding_size),
-        "padding_index": padding_index,
-    }
-
-
-def make_dropout(
-    generator: Generator, dtype: torch.dtype, tokens: int = 5, features: int = 7, p: float = 0.4, layer: int = 1
-) -> dict[str, Any]:
-    return {
-        "x": _normal(generator, dtype, tokens, features),
-        "p": p,
-        "seed": torch.randint(2**63 - 1, (), generator=generator),
-        "layer": layer,
-        "key": torch.randint(2**40, (tokens,), generator=generator),
-        "t": torch.randint(1000, (tokens,), generator=generator),
-    }
-
-
-def make_mean_squared_error(generator: Generator, dtype: torch.dtype, shape: Sequence[int] = (4, 3)) -> dict[str, Any]:
-    return {"y": _normal(generator, dtype, *shape), "target": _normal(generator, dtype, *shape)}
-
-
-def make_cross_entropy(
-    generator: Generator,
-    dtype: torch.dtype,
-    tokens: int = 6,
-    classes: int = 5,
-    weights: bool = False,
-    label_smoothing: float = 0.0,
-    ignore_index: int = -100,
-    scale: float = 3.0,
-) -> dict[str, Any]:
-    target = torch.randint(classes, (tokens,), generator=generator)
-    target[1::3] = ignore_index
-    return {
-        "logits": _normal(generator, dtype, tokens, classes, scale=scale),
-        "target": target,
-        "class_weight": torch.rand(classes, generator=generator, dtype=torch.float64).to(dtype) if weights else None,
-        "ignore_index": ignore_index,
-        "label_smoothing": label_smoothing,
-    }
-
-
-def _normal(generator: Generator, dtype: torch.dtype, *shape: int, scale: float = 1.0) -> Tensor:
-    return (torch.randn(shape, generator=generator, dtype=torch.float64) * scale).to(dtype).requires_grad_()
-
-
-OPERATORS = {
-    "rnn": Operator(
-        make_rnn,
-        rnn_op,
-        rnn.rnn_forward,
-        rnn.rnn_backward,
-        other.plain_rnn,
-        other.torch_rnn,
+def _recurrent(make: Callable[..., dict[str, Any]], *more: dict[str, Any]) -> Operator:
+    return Operator(
+        make,
+        recurrent_operator,
+        recurrent_forward,
+        recurrent_backward,
+        other.plain_recurrence,
+        other.torch_recurrence,
         lambda inputs: len(inputs["x"]) + inputs["x"].shape[1] + inputs["h0"].shape[2],
         (
             {},
-            {"nonlinearity": "relu"},
+            *more,
             {"bias": False, "lengths": (7, 7, 7, 2, 1, 1), "hidden_size": 17},
             {"lengths": (3, 11, 1, 6), "directions": 2, "layout": "time_major", "hidden_size": 33, "input_size": 8},
         ),
-        _rnn_equation,
+        _recurrent_equation,
         lambda inputs: 1.0,
-    ),
+    )
+
+
+OPERATORS = {
+    "rnn": _recurrent(draw.make_rnn, {"nonlinearity": "relu"}),
+    "lstm": _recurrent(partial(draw.make_recurrent, cell="lstm")),
+    "gru": _recurrent(partial(draw.make_recurrent, cell="gru")),
     "linear": Operator(
-        make_linear,
+        draw.make_linear,
         linear_op,
         linear.linear_forward,
         linear.linear_backward,
@@ -181,7 +137,7 @@ OPERATORS = {
         cancels=lambda inputs: 1.0,
     ),
     "embedding": Operator(
-        make_embedding,
+        draw.make_embedding,
         embedding_op,
         embedding.embedding_forward,
         embedding.embedding_backward,
@@ -191,7 +147,7 @@ OPERATORS = {
         ({}, {"padding_index": 2}, {"tokens": 300, "vocabulary": 11, "embedding_size": 19}),
     ),
     "dropout": Operator(
-        make_dropout,
+        draw.make_dropout,
         dropout_op,
         dropout.dropout_forward,
         dropout.dropout_backward,
@@ -201,7 +157,7 @@ OPERATORS = {
         ({}, {"p": 0.0}, {"p": 1.0}, {"tokens": 13, "features": 67, "p": 0.5}),
     ),
     "mean_squared_error": Operator(
-        make_mean_squared_error,
+        draw.make_mean_squared_error,
         mean_squared_error_op,
         mean_squared_error.mean_squared_error_forward,
         mean_squared_error.mean_squared_error_backward,
@@ -211,7 +167,7 @@ OPERATORS = {
         ({}, {"shape": (1,)}, {"shape": (7, 31)}),
     ),
     "cross_entropy": Operator(
-        make_cross_entropy,
+        draw.make_cross_entropy,
         cross_entropy_op,
         cross_entropy.cross_entropy_forward,
         cross_entropy.cross_entropy_backward,

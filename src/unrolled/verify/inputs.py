@@ -1,0 +1,125 @@
+"""Random inputs for every operator: what is to be differentiated requires grad."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from unrolled.ops.recurrence import CELLS
+from unrolled.ragged import Rows
+
+
+def normal(generator: Generator, dtype: torch.dtype, *shape: int, scale: float = 1.0) -> Tensor:
+    return (torch.randn(shape, generator=generator, dtype=torch.float64) * scale).to(dtype).requires_grad_()
+
+
+def make_recurrent(
+    generator: Generator,
+    dtype: torch.dtype,
+    cell: str,
+    lengths: Sequence[int] = (5, 3, 1),
+    input_size: int = 3,
+    hidden_size: int = 5,
+    directions: int = 1,
+    bias: bool = True,
+    layout: str = "ragged",
+) -> dict[str, Any]:
+    """`layout`: "ragged", or padded "batch_first" or "time_major" with a step more than any sequence needs."""
+    length, sequences = torch.tensor(lengths, dtype=torch.int64), len(lengths)
+    steps = max(lengths, default=0) + 1
+    if layout == "ragged":
+        rows, count = Rows(length.cumsum(0) - length, 1, length), int(length.sum())
+    else:
+        index = torch.arange(sequences)
+        rows = Rows(index * steps, 1, length) if layout == "batch_first" else Rows(index, sequences, length)
+        count = sequences * steps
+    uniform = 1.5 / hidden_size**0.5
+    gates = directions * CELLS[cell].gates * hidden_size
+    inputs = {
+        "cell": cell,
+        "x": normal(generator, dtype, count, input_size),
+        "h0": normal(generator, dtype, directions, sequences, hidden_size, scale=0.5),
+        "weight_ih": normal(generator, dtype, gates, input_size, scale=uniform),
+        "weight_hh": normal(generator, dtype, gates, hidden_size, scale=uniform / 2),
+        "bias_ih": normal(generator, dtype, gates, scale=uniform) if bias else None,
+        "bias_hh": normal(generator, dtype, gates, scale=uniform) if bias else None,
+        "rows": rows,
+    }
+    if CELLS[cell].states == 2:
+        inputs["c0"] = normal(generator, dtype, directions, sequences, hidden_size)
+    return inputs
+
+
+def make_rnn(generator: Generator, dtype: torch.dtype, nonlinearity: str = "tanh", **options: Any) -> dict[str, Any]:
+    return make_recurrent(generator, dtype, f"rnn_{nonlinearity}", **options)
+
+
+def make_linear(
+    generator: Generator,
+    dtype: torch.dtype,
+    tokens: int = 4,
+    input_size: int = 3,
+    output_size: int = 5,
+    bias: bool = True,
+) -> dict[str, Any]:
+    return {
+        "x": normal(generator, dtype, tokens, input_size),
+        "weight": normal(generator, dtype, output_size, input_size),
+        "bias": normal(generator, dtype, output_size) if bias else None,
+    }
+
+
+def make_embedding(
+    generator: Generator,
+    dtype: torch.dtype,
+    tokens: int = 9,
+    vocabulary: int = 5,
+    embedding_size: int = 3,
+    padding_index: int | None = None,
+) -> dict[str, Any]:
+    return {
+        "token": torch.randint(vocabulary, (tokens,), generator=generator),
+        "weight": normal(generator, dtype, vocabulary, embedding_size),
+        "padding_index": padding_index,
+    }
+
+
+def make_dropout(
+    generator: Generator, dtype: torch.dtype, tokens: int = 5, features: int = 7, p: float = 0.4, layer: int = 1
+) -> dict[str, Any]:
+    return {
+        "x": normal(generator, dtype, tokens, features),
+        "p": p,
+        "seed": torch.randint(2**63 - 1, (), generator=generator),
+        "layer": layer,
+        "key": torch.randint(2**40, (tokens,), generator=generator),
+        "t": torch.randint(1000, (tokens,), generator=generator),
+    }
+
+
+def make_mean_squared_error(generator: Generator, dtype: torch.dtype, shape: Sequence[int] = (4, 3)) -> dict[str, Any]:
+    return {"y": normal(generator, dtype, *shape), "target": normal(generator, dtype, *shape)}
+
+
+def make_cross_entropy(
+    generator: Generator,
+    dtype: torch.dtype,
+    tokens: int = 6,
+    classes: int = 5,
+    weights: bool = False,
+    label_smoothing: float = 0.0,
+    ignore_index: int = -100,
+    scale: float = 3.0,
+) -> dict[str, Any]:
+    target = torch.randint(classes, (tokens,), generator=generator)
+    target[1::3] = ignore_index
+    return {
+        "logits": normal(generator, dtype, tokens, classes, scale=scale),
+        "target": target,
+        "class_weight": torch.rand(classes, generator=generator, dtype=torch.float64).to(dtype) if weights else None,
+        "ignore_index": ignore_index,
+        "label_smoothing": label_smoothing,
+    }

@@ -242,6 +242,14 @@ def test_saved_and_loaded_it_predicts_the_same(tmp_path, words, kind):
     assert {path.name for path in folder.iterdir()} == names
 
 
+@pytest.mark.parametrize("model", ["rnn", "lstm", "gru"])
+def test_the_kind_of_network_is_saved(tmp_path, words, model):
+    task = prepare(words, model={"model": model})
+    task.save(tmp_path)
+    assert type(ClassifyTask.load(tmp_path).build_model().rnn) is type(task.build_model().rnn)
+    assert task.build_model().rnn.mode.startswith(model.upper())
+
+
 @pytest.mark.parametrize(("name", "content"), [("labels.json", None), ("config.json", "{"), ("tokenizer.json", "{}")])
 def test_a_damaged_run_names_the_file(tmp_path, words, name, content):
     prepare(words).save(tmp_path)
@@ -291,12 +299,13 @@ def test_data_from_which_nothing_can_be_learned(tmp_path, content, message):
 # Learning
 
 
-@pytest.mark.parametrize("kind", ["text", "numbers"])
+@pytest.mark.parametrize("kind", ["text", "numbers", "lstm", "gru"])
 def test_it_learns(tmp_path, words, kind):
     torch.set_num_threads(1)
     data = {"values_column": "values", "min_frequency": 2} if kind == "numbers" else {}
     path = numbers(tmp_path, count=40) if kind == "numbers" else words
-    task = prepare(path, data, model={"hidden_size": 16, "bidirectional": True, "dropout": 0.0})
+    network = {"model": kind} if kind in ("lstm", "gru") else {}
+    task = prepare(path, data, model={**network, "hidden_size": 16, "bidirectional": True, "dropout": 0.0})
     model, examples = task.build_model(), task.splits["train"]
     optimizer = torch.optim.AdamW(model.parameters(), 0.02)
     sampler = BatchSampler([task.num_tokens(e) for e in examples], batch_size=8)

@@ -68,6 +68,11 @@ def test_config_round_trip():
         ({"data": {"text_column": "label"}}, "the label and the input cannot both be in column 'label'"),
         ({"data": {"tokens": "bpe", "vocabulary_size": 99}}, "vocabulary_size must be >= 256"),
         ({"data": {"valid_fraction": 0.5, "test_fraction": 0.5}}, "must leave something to train on"),
+        (
+            {"model": {"model": "lstm", "nonlinearity": "relu"}},
+            "nonlinearity = 'relu' has no effect with model = 'lstm'",
+        ),
+        ({"model": {"model": "lstn"}}, "model.model: input should be 'rnn', 'lstm' or 'gru', found 'lstn'"),
         ({"training": {"momentum": 0.5}}, "momentum = 0.5 has no effect with optimizer = 'adamw'"),
         ({"training": {"plateau_factor": 0.1}}, "plateau_factor = 0.1 has no effect with scheduler = 'none'"),
         ({"training": {"batch_tokens": 9, "batch_size": 8}}, "batch_size = 8 has no effect with batch_tokens"),

@@ -24,8 +24,9 @@ def model(channels: int | None = None, **options) -> SequenceClassifier:
     torch.manual_seed(0)
     source = {"vocabulary_size": 7} if channels is None else {"num_channels": channels}
     built = SequenceClassifier(3, **source, embedding_size=4, hidden_size=5, **options)
-    if options.get("learn_initial_state"):
-        torch.nn.init.normal_(built.rnn.initial_state)
+    for name, parameter in built.rnn.named_parameters():
+        if name.startswith("initial"):
+            torch.nn.init.normal_(parameter)
     return built.double().eval()
 
 
@@ -33,9 +34,13 @@ def twin(ours: SequenceClassifier, inputs: Ragged) -> torch.Tensor:
     """The same logits from torch.nn's own modules, sequence by sequence."""
     rnn = ours.rnn
     directions = 2 if rnn.bidirectional else 1
-    theirs = torch.nn.RNN(4, 5, rnn.num_layers, rnn.nonlinearity, bidirectional=rnn.bidirectional).double()
+    kind = type(rnn).__name__
+    options = {"nonlinearity": rnn.nonlinearity} if kind == "RNN" else {}
+    theirs = getattr(torch.nn, kind)(4, 5, rnn.num_layers, bidirectional=rnn.bidirectional, **options).double()
     weights = dict(rnn.state_dict())
-    start = weights.pop("initial_state", torch.zeros(rnn.num_layers * directions, 5, dtype=torch.float64))
+    zero = torch.zeros(rnn.num_layers * directions, 5, dtype=torch.float64)
+    start = weights.pop("initial_state", zero)
+    before = (start, weights.pop("initial_memory", zero)) if kind == "LSTM" else start
     theirs.load_state_dict(weights)
     rows = []
     for sequence in inputs:
@@ -44,7 +49,8 @@ def twin(ours: SequenceClassifier, inputs: Ragged) -> torch.Tensor:
         else:
             embedded = torch.nn.functional.linear(sequence.double(), ours.embedding.weight, ours.embedding.bias)
         if len(sequence):
-            states, final = theirs(embedded, start)
+            states, final = theirs(embedded, before)
+            final = final[0] if kind == "LSTM" else final
             readings = {"mean": states.mean(0), "max": states.amax(0), "last": final[-directions:].flatten()}
         else:
             nothing = torch.zeros(5 * directions, dtype=torch.float64)
@@ -62,6 +68,8 @@ def twin(ours: SequenceClassifier, inputs: Ragged) -> torch.Tensor:
         {"bidirectional": True, "num_layers": 2},
         {"nonlinearity": "relu"},
         {"learn_initial_state": True, "bidirectional": True},
+        {"model": "lstm", "learn_initial_state": True, "num_layers": 2},
+        {"model": "gru", "bidirectional": True, "learn_initial_state": True},
     ],
 )
 def test_equals_torch_modules_on_each_sequence_alone(channels, reading, options):
@@ -141,6 +149,8 @@ def test_numbers_of_another_dtype_are_taken():
         ({"vocabulary_size": 3, "num_channels": 3}, "vocabulary_size or num_channels, found 3 and 3"),
         ({}, "vocabulary_size or num_channels, found None and None"),
         ({"vocabulary_size": 3, "reading": "first"}, "reading must be one of last, mean, max, found 'first'"),
+        ({"vocabulary_size": 3, "model": "lstn"}, "model must be one of rnn, lstm, gru, found 'lstn'"),
+        ({"vocabulary_size": 3, "model": "gru", "nonlinearity": "relu"}, "'relu' has no effect with model = 'gru'"),
         ({"vocabulary_size": 0}, "input size must be at least 1, found 0"),
         ({"vocabulary_size": 3, "nonlinearity": "sin"}, "nonlinearity must be"),
     ],

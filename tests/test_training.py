@@ -449,6 +449,26 @@ def test_nonfinite_stops_before_the_weights_change_and_names_layer_and_step(
     assert all(torch.equal(after[name], before[name]) for name in ("rnn.weight_hh_l0", "linear.weight"))
 
 
+@pytest.mark.parametrize("name", ["RNN", "LSTM", "GRU"])
+@pytest.mark.parametrize("quantity", ["state h_t", "gradient dh_t"])
+def test_nonfinite_is_found_in_every_cell(name: str, quantity: str) -> None:
+    layer = getattr(unrolled.nn, name)(2, 2, num_layers=2, bidirectional=True)
+    x, weights = torch.zeros(5, 2), torch.zeros(5, 4)
+    if quantity == "state h_t":
+        layer.weight_ih_l0_reverse.data[:] = torch.tensor([1e30, -1e30])
+        x[3] = 1e30  # infinity less infinity
+    else:
+        for parameter in layer.parameters():
+            parameter.data.zero_()
+        layer.weight_hh_l1.data.fill_(1e4)
+        weights[4] = 1e38  # reaches the step before through W_hh
+    inputs = Ragged(x, [0, 2, 2, 5])
+    found = find_nonfinite(layer, inputs, lambda: (layer(inputs)[0].values * weights).sum())
+    direction = "layer 0, reverse" if quantity == "state h_t" else "layer 1, forward"
+    assert (found.quantity, found.step, found.sequence) == (quantity, 1, 2)
+    assert found.layer == f"{name} ({direction})"
+
+
 def test_weights_that_are_not_finite_are_never_kept(tmp_path: Path) -> None:
     task = GrowthTask(0.5, [[1.0], [1.0]])
     config = toy_config(tmp_path, optimizer="sgd", learning_rate=1e39, batch_size=1, eval_every=1)

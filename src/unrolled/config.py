@@ -112,7 +112,7 @@ class DataConfig(Section):
 class ModelConfig(Section):
     """The network: embedding (text) or projection (numbers), recurrent layers, dropout, linear layer."""
 
-    model: Literal["rnn"] = "rnn"
+    model: Literal["rnn", "lstm", "gru"] = "rnn"
     """Kind of recurrent layer."""
     embedding_size: Positive = 64
     """Numbers per token that enter the first recurrent layer."""
@@ -123,13 +123,19 @@ class ModelConfig(Section):
     bidirectional: bool = False
     """Read each sequence in both directions."""
     nonlinearity: Literal["tanh", "relu"] = "tanh"
-    """The function phi of the recurrence."""
+    """model = rnn: the function phi of the recurrence."""
     reading: Literal["last", "mean", "max"] = "last"
     """What goes to the classifier: the final state, or the mean or maximum over all states of the sequence."""
     dropout: Share = 0.1
     """Share of numbers set to 0 in training: of the embedding, between layers, before the linear layer."""
     learn_initial_state: bool = False
     """Train the state before the first step instead of starting at 0."""
+
+    @model_validator(mode="after")
+    def _applicable(self) -> ModelConfig:
+        if self.model != "rnn":
+            self._unused(f"with model = {self.model!r}", "nonlinearity")
+        return self
 
 
 class TrainingConfig(Section):

@@ -18,7 +18,7 @@ class GRUGates(NamedTuple):
     v_n: Float[Tensor, "N H"]  # W_hn h + b_hn, which r scales
 
 
-def gru_forward(u: Float[Tensor, "N 3H"], v: Float[Tensor, "N 3H"], h: Tensor) -> tuple[State, GRUGates]:
+def gru_forward(u: Float[Tensor, "N GH"], v: Float[Tensor, "N GH"], h: Tensor) -> tuple[State, GRUGates]:
     """One step of the GRU; the loop around it is `recurrence_forward`.
 
     Definition, u and v cut into three blocks::

@@ -18,11 +18,12 @@ class LSTMGates(NamedTuple):
     o: Float[Tensor, "N H"]
 
 
-def lstm_forward(u: Float[Tensor, "N 4H"], v: Float[Tensor, "N 4H"], h: Tensor, c: Tensor) -> tuple[State, LSTMGates]:
+def lstm_forward(u: Float[Tensor, "N GH"], v: Float[Tensor, "N GH"], h: Tensor, c: Tensor) -> tuple[State, LSTMGates]:
     """One step of the LSTM; the loop around it is `recurrence_forward`.
 
-    Definition, with a = u + v cut into four blocks::
+    Definition::
 
+        a_i, a_f, a_g, a_o = u + v                  (2)
         i = sigmoid(a_i)                            (3)
         f = sigmoid(a_f)                            (4)
         g = tanh(a_g)                               (5)
@@ -44,7 +45,7 @@ def lstm_forward(u: Float[Tensor, "N 4H"], v: Float[Tensor, "N 4H"], h: Tensor, 
     Source: Hochreiter and Schmidhuber 1997, with the forget gate of Gers 2000.
     Derivation: docs/en/lstm.md.
     """
-    a_i, a_f, a_g, a_o = (u + v).chunk(4, 1)
+    a_i, a_f, a_g, a_o = (u + v).chunk(4, 1)  # (2)
     i = torch.sigmoid(a_i)  # (3)
     f = torch.sigmoid(a_f)  # (4)
     g = torch.tanh(a_g)  # (5)
@@ -62,7 +63,7 @@ def lstm_backward(dafter: State, after: State, before: State, kept: State) -> tu
     da_g = dc * i * (1 - g * g)  # (7), (5)
     da_f = dc * c_prev * f * (1 - f)  # (7), (4)
     da_i = dc * g * i * (1 - i)  # (7), (3)
-    da = torch.cat([da_i, da_f, da_g, da_o], 1)
+    da = torch.cat([da_i, da_f, da_g, da_o], 1)  # (2)
     return da, da, (torch.zeros_like(dh), dc * f)  # (7)
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from unrolled.nn import RNN, Dropout, Embedding, Linear, last
+from unrolled.nn import GRU, LSTM, RNN, Dropout, Embedding, Linear, last
 from unrolled.ragged import Ragged
 
+LAYERS = {"rnn": RNN, "lstm": LSTM, "gru": GRU}
 READINGS = ("last", "mean", "max")
 
 
@@ -16,15 +17,18 @@ class SequenceClassifier(nn.Module):
 
     Exactly one of `vocabulary_size` and `num_channels` says what comes in. `dropout` acts on what enters the first
     recurrent layer, between recurrent layers and before the linear layer. `reading`: "last" is the final state of each
-    direction, "mean" and "max" go over the states of a sequence's own steps.
+    direction, "mean" and "max" go over the states of a sequence's own steps. `model`: "rnn", "lstm" or "gru";
+    `nonlinearity` is for "rnn".
     Edges: a sequence of length 0 is read as its initial state ("last") or as 0 ("mean", "max").
-    Errors: ValueError for sizes that are not positive, an unknown reading, both or neither of the two inputs.
+    Errors: ValueError for sizes that are not positive, an unknown model or reading, a nonlinearity for another model
+    than "rnn", both or neither of the two inputs.
     """
 
     def __init__(
         self,
         num_classes: int,
         *,
+        model: str = "rnn",
         vocabulary_size: int | None = None,
         num_channels: int | None = None,
         embedding_size: int = 64,
@@ -39,6 +43,10 @@ class SequenceClassifier(nn.Module):
         super().__init__()
         if (vocabulary_size is None) == (num_channels is None):
             raise ValueError(f"give vocabulary_size or num_channels, found {vocabulary_size} and {num_channels}")
+        if model not in LAYERS:
+            raise ValueError(f"model must be one of {', '.join(LAYERS)}, found {model!r}")
+        if model != "rnn" and nonlinearity != "tanh":
+            raise ValueError(f"nonlinearity = {nonlinearity!r} has no effect with model = {model!r}")
         if reading not in READINGS:
             raise ValueError(f"reading must be one of {', '.join(READINGS)}, found {reading!r}")
         width = vocabulary_size if num_channels is None else num_channels
@@ -52,11 +60,11 @@ class SequenceClassifier(nn.Module):
             self.embedding = Embedding(vocabulary_size, embedding_size)
         else:
             self.embedding = Linear(num_channels, embedding_size)
-        self.rnn = RNN(
+        self.rnn: RNN | LSTM | GRU = LAYERS[model](
             embedding_size,
             hidden_size,
             num_layers,
-            nonlinearity,
+            **({"nonlinearity": nonlinearity} if model == "rnn" else {}),
             dropout=dropout if num_layers > 1 else 0.0,
             bidirectional=bidirectional,
             learn_initial_state=learn_initial_state,
@@ -75,9 +83,10 @@ class SequenceClassifier(nn.Module):
         logits: Tensor = self.linear(self.dropout(self._read(states, final)))
         return logits
 
-    def _read(self, states: Ragged, final: Tensor) -> Tensor:
+    def _read(self, states: Ragged, final: Tensor | tuple[Tensor, Tensor]) -> Tensor:
         if self.reading == "last":
-            return last(final, bidirectional=self.rnn.bidirectional)
+            h = final if isinstance(final, Tensor) else final[0]
+            return last(h, bidirectional=self.rnn.bidirectional)
         return mean(states) if self.reading == "mean" else maximum(states)
 
 

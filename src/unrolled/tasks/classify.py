@@ -88,10 +88,10 @@ class ClassifyTask:
 
     def build_model(self) -> SequenceClassifier:
         """A network of the configured sizes with fresh weights, drawn from torch's generator."""
-        sizes = self.config.model.model_dump(exclude={"model"})
+        options = self.config.model.model_dump()
         if isinstance(self.encoder, Scaler):
-            return SequenceClassifier(len(self.labels), num_channels=self.encoder.channels, **sizes)
-        return SequenceClassifier(len(self.labels), vocabulary_size=self.encoder.get_vocab_size(), **sizes)
+            return SequenceClassifier(len(self.labels), num_channels=self.encoder.channels, **options)
+        return SequenceClassifier(len(self.labels), vocabulary_size=self.encoder.get_vocab_size(), **options)
 
     def num_tokens(self, example: Example) -> int:
         return len(example.input)

@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from unrolled import use
-from unrolled.nn import RNN
+from unrolled.equations.recurrence import Cell
+from unrolled.nn.recurrent import Recurrent
+from unrolled.ops.recurrence import CELLS
 from unrolled.ragged import Ragged
 
 
@@ -51,7 +52,7 @@ def explain(kind: str, step: int, finding: Finding | None, row: int | None, fold
 def find_nonfinite(model: nn.Module, inputs: Ragged, mean_loss: Callable[[], Tensor]) -> Finding | None:
     """Run `mean_loss`, which calls `model` on `inputs`, and its gradient by the equations; None if all is finite.
 
-    The states h_t and their total gradients dh_t are watched step by step, other layers at their outputs.
+    The states h_t and c_t and their total gradients are watched step by step, other layers at their outputs.
     """
     if inputs.values.is_floating_point() and (place := _place(inputs.values, inputs.offsets)):
         return Finding("input", None, *place)
@@ -93,7 +94,7 @@ def _watch(model: nn.Module, inputs: Ragged, findings: list[Finding]) -> Iterato
 
     with ExitStack() as stack:
         for name, module in model.named_modules():
-            if isinstance(module, RNN):
+            if isinstance(module, Recurrent):
                 steps = _Steps(name, module, findings)
                 stack.callback(module.register_forward_pre_hook(steps.begin).remove)
                 stack.callback(module.register_forward_hook(steps.end).remove)
@@ -101,33 +102,33 @@ def _watch(model: nn.Module, inputs: Ragged, findings: list[Finding]) -> Iterato
         yield
 
 
-class _Steps(TorchFunctionMode):
-    """Sees every h_t = phi(a_t) of one recurrent module: the equation calls phi once per layer, direction and step."""
+class _Steps:
+    """Sees every state of one recurrent module: the equation calls its cell once per layer, direction and step."""
 
-    def __init__(self, name: str, module: RNN, findings: list[Finding]) -> None:
-        super().__init__()
+    def __init__(self, name: str, module: Recurrent, findings: list[Finding]) -> None:
         self.name, self.module, self.findings = name, module, findings
+        self.kind = CELLS[module._cell]
 
     def begin(self, module: nn.Module, args: Any) -> None:
-        self.phi = torch.tanh if self.module.nonlinearity == "tanh" else torch.relu
         self.lengths = args[0].lengths
         self.order = self.lengths.argsort(descending=True, stable=True)
         self.longest = int(self.lengths.max()) if len(self.lengths) else 0
         self.calls = 0
-        self.__enter__()  # type: ignore[no-untyped-call]
+        watched = Cell(self.step, self.kind.equation.backward)
+        CELLS[self.module._cell] = self.kind._replace(equation=watched)
 
     def end(self, module: nn.Module, args: Any, output: Any) -> None:
-        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        CELLS[self.module._cell] = self.kind
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if func is self.phi:
-            check = partial(self.check, self.calls)
-            self.calls += 1
-            check("state h_t", result)
-            if result.requires_grad:
-                result.register_hook(partial(check, "gradient dh_t"))
-        return result
+    def step(self, *args: Any) -> Any:
+        after, kept = self.kind.equation.forward(*args)
+        check = partial(self.check, self.calls)
+        self.calls += 1
+        for name, state in zip("hc", after, strict=False):
+            check(f"state {name}_t", state)
+            if state.requires_grad:
+                state.register_hook(partial(check, f"gradient d{name}_t"))  # type: ignore[no-untyped-call]
+        return after, kept
 
     def check(self, call: int, quantity: str, states: Tensor) -> None:
         place = _place(states, None)

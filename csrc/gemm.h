@@ -53,15 +53,31 @@ inline void for_panels(int64_t C, int64_t group, F&& f) {
   }
 }
 
-// packed, panel after panel: packed[k][c] = source(k, c) for K rows and C columns, C a multiple of the vector.
-template <class T, class Source>
-void pack(int64_t K, int64_t C, int64_t group, T* packed, Source&& source) {
-  constexpr int64_t kBlock = 16;  // so that a transposed source is read by whole cache lines
+// packed[k][c] = column(c)[k], panel after panel; a null column is 0. C is a multiple of the vector.
+template <class T, class Column>
+void pack_columns(int64_t K, int64_t C, int64_t group, T* packed, Column&& column) {
+  constexpr int64_t kBlock = 16;  // so that the source is read by whole cache lines
   for_panels<T>(C, group, [&](int64_t c0, int64_t width) {
     T* const panel = packed + K * c0;
     for (int64_t k0 = 0; k0 < K; k0 += kBlock)
-      for (int64_t c = 0; c < width; ++c)
-        for (int64_t k = k0; k < K && k < k0 + kBlock; ++k) panel[k * width + c] = source(k, c0 + c);
+      for (int64_t c = 0; c < width; ++c) {
+        const T* const from = column(c0 + c);
+        for (int64_t k = k0; k < K && k < k0 + kBlock; ++k) panel[k * width + c] = from ? from[k] : 0;
+      }
+  });
+}
+
+// packed[k][c] = row(k)[c] for c < real, else 0, panel after panel; a null row is 0.
+template <class T, class Row>
+void pack_rows(int64_t K, int64_t real, T* packed, Row&& row) {
+  for_panels<T>(padded<T>(real), kPanel<T>, [&](int64_t c0, int64_t width) {
+    for (int64_t k = 0; k < K; ++k) {
+      const T* const from = row(k);
+      T* const to = packed + K * c0 + k * width;
+      const int64_t n = from ? (width < real - c0 ? width : real - c0) : 0;
+      if (n) memcpy(to, from + c0, static_cast<size_t>(n) * sizeof(T));
+      memset(to + n, 0, static_cast<size_t>(width - n) * sizeof(T));
+    }
   });
 }
 

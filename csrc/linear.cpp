@@ -33,7 +33,8 @@ void linear_forward(const LinearSizes& z, const T* x, const T* weight, const T* 
   const int64_t weights = padded<T>(z.O) * z.I, block = kBlock * leading<T>(z.O), tasks = ceil_div(z.N, kBlock);
   const Scratch scratch(static_cast<size_t>(weights + block * tasks) * sizeof(T));
   T* const packed = reinterpret_cast<T*>(scratch.data());
-  pack(z.I, padded<T>(z.O), kPanel<T>, packed, [&](int64_t k, int64_t c) { return c < z.O ? weight[c * z.I + k] : 0; });
+  pack_columns(z.I, padded<T>(z.O), kPanel<T>, packed,
+               [&](int64_t c) { return c < z.O ? weight + c * z.I : nullptr; });
   parallel_for(threads, tasks, [&](int64_t i) {
     const int64_t first = i * kBlock, n = z.N - first < kBlock ? z.N - first : kBlock;
     map_rows(x + first * z.I, n, packed, z.I, z.O, bias, y + first * z.O, packed + weights + i * block);
@@ -48,8 +49,7 @@ void linear_backward(const LinearSizes& z, const T* dy, const T* x, const T* wei
   const int64_t weights = padded<T>(z.I) * z.O, part = (z.I + 1) * ld + kBlock * (ld + ld_x);
   const Scratch scratch(static_cast<size_t>(weights + part * tasks) * sizeof(T));
   T* const packed = reinterpret_cast<T*>(scratch.data());
-  if (dx)
-    pack(z.O, padded<T>(z.I), kPanel<T>, packed, [&](int64_t k, int64_t c) { return c < z.I ? weight[k * z.I + c] : 0; });
+  if (dx) pack_rows(z.O, z.I, packed, [&](int64_t k) { return weight + k * z.I; });
   parallel_for(threads, tasks, [&](int64_t task) {
     T *const dweight_t = packed + weights + task * part, *const sum = dweight_t + z.I * ld;
     T *const padded_dy = sum + ld, *const block = padded_dy + kBlock * ld;

@@ -410,14 +410,14 @@ void recurrent_forward(const RecurrentForward<T>& p) {
   T* const packed = reinterpret_cast<T*>(scratch.data());
   parallel_for(threads, z.D, [&](int64_t d) {
     T *const ih = packed + d * weights, *const hh = ih + C * z.I, *const bias_ih = hh + C * z.H, *const bias_hh = bias_ih + C;
-    const auto transposed = [&](const T* weight, int64_t depth) {
-      return [=](int64_t k, int64_t c) {
+    const auto rows_of = [&](const T* weight, int64_t width) {
+      return [=](int64_t c) {
         const int64_t row = Gates::row(c, z.H);
-        return row < 0 ? T{0} : weight[(d * GH + row) * depth + k];
+        return row < 0 ? nullptr : weight + (d * GH + row) * width;
       };
     };
-    pack(z.I, C, Gates::kGroup, ih, transposed(p.weight_ih, z.I));
-    pack(z.H, C, Gates::kGroup, hh, transposed(p.weight_hh, z.H));
+    pack_columns(z.I, C, Gates::kGroup, ih, rows_of(p.weight_ih, z.I));
+    pack_columns(z.H, C, Gates::kGroup, hh, rows_of(p.weight_hh, z.H));
     for (int64_t c = 0; c < C; ++c) {
       const int64_t row = Gates::row(c, z.H);
       bias_ih[c] = row >= 0 && p.bias_ih ? p.bias_ih[d * GH + row] : 0;
@@ -448,14 +448,14 @@ void recurrent_backward(const RecurrentBackward<T>& p) {
   T* const packed = reinterpret_cast<T*>(scratch.data());
   parallel_for(threads, z.D, [&](int64_t d) {
     T* const ih = packed + d * weights;
-    const auto plain = [&](const T* weight, int64_t width) {
-      return [=](int64_t k, int64_t c) {
+    const auto rows_of = [&](const T* weight, int64_t width) {
+      return [=](int64_t k) {
         const int64_t row = Gates::row(k, z.H);
-        return row < 0 || c >= width ? T{0} : weight[(d * GH + row) * width + c];
+        return row < 0 ? nullptr : weight + (d * GH + row) * width;
       };
     };
-    if (p.dx) pack(C, input, kPanel<T>, ih, plain(p.weight_ih, z.I));
-    pack(C, hidden, kPanel<T>, ih + C * input, plain(p.weight_hh, z.H));
+    if (p.dx) pack_rows(C, z.I, ih, rows_of(p.weight_ih, z.I));
+    pack_rows(C, z.H, ih + C * input, rows_of(p.weight_hh, z.H));
   });
   parallel_for(threads, schedule.tasks(), [&](int64_t i) {
     const T* const ih = packed + schedule[i].direction * weights;

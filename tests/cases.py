@@ -34,25 +34,28 @@ LENGTHS = [(6, 3, 3, 1, 0), (1,), (2, 0, 3), (7,), (), (0,), (3, 5, 4), (0, 0), 
 SIZES = [(3, 5), (1, 1), (2, 7), (5, 3), (4, 2)]
 
 
-def _rnn() -> list[dict[str, Any]]:
+LAYOUTS = ["ragged", "batch_first", "time_major"]
+
+
+def _recurrent(**more: list[Any]) -> list[dict[str, Any]]:
+    """All options in all combinations, while lengths and sizes go round."""
     lengths, sizes = cycle(LENGTHS), cycle(SIZES)
-    grid = product(("tanh", "relu"), (True, False), (1, 2), ("ragged", "batch_first", "time_major"))
+    choices = {**more, "bias": [True, False], "directions": [1, 2], "layout": LAYOUTS}
     return [
         {
-            "nonlinearity": nonlinearity,
-            "bias": bias,
-            "directions": directions,
-            "layout": layout,
+            **dict(zip(choices, chosen, strict=True)),
             "lengths": next(lengths),
             "input_size": (size := next(sizes))[0],
             "hidden_size": size[1],
         }
-        for nonlinearity, bias, directions, layout in grid
+        for chosen in product(*choices.values())
     ]
 
 
 OPTIONS: dict[str, list[dict[str, Any]]] = {
-    "rnn": _rnn(),
+    "rnn": _recurrent(nonlinearity=["tanh", "relu"]),
+    "lstm": _recurrent(),
+    "gru": _recurrent(),
     "linear": [
         {"tokens": n, "input_size": i, "output_size": o, "bias": bias}
         for (n, i, o), bias in product([(4, 3, 5), (1, 1, 1), (0, 3, 2), (7, 2, 1), (3, 11, 2)], (True, False))
@@ -84,6 +87,8 @@ _TEETH: dict[str, list[dict[str, Any]]] = {
         {"lengths": (3, 2, 0), "input_size": 2, "hidden_size": 2, "nonlinearity": nonlinearity}
         for nonlinearity in ("tanh", "relu")
     ],
+    "lstm": [{"lengths": (3, 2, 0), "input_size": 2, "hidden_size": 2}],
+    "gru": [{"lengths": (3, 2, 0), "input_size": 2, "hidden_size": 2}],
     "linear": [{"tokens": 3, "input_size": 2, "output_size": 2}],
     "embedding": [{"tokens": 5, "vocabulary": 3, "embedding_size": 2, "padding_index": i} for i in (None, 1)],
     "dropout": [
@@ -114,18 +119,19 @@ _WIDTHS = st.one_of(
 )
 _COUNTS = st.one_of(st.integers(0, 40), st.sampled_from([0, 1, 2, 3, 5, 7, 11, 13, 61, 127]))
 
+_RECURRENT: dict[str, st.SearchStrategy[Any]] = {
+    "lengths": st.lists(st.integers(0, 12), max_size=19),
+    "input_size": _WIDTHS,
+    "hidden_size": _WIDTHS,
+    "directions": st.sampled_from([1, 2]),
+    "bias": st.booleans(),
+    "layout": st.sampled_from(LAYOUTS),
+}
+
 DRAWS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
-    "rnn": st.fixed_dictionaries(
-        {
-            "lengths": st.lists(st.integers(0, 12), max_size=19),
-            "input_size": _WIDTHS,
-            "hidden_size": _WIDTHS,
-            "directions": st.sampled_from([1, 2]),
-            "nonlinearity": st.sampled_from(["tanh", "relu"]),
-            "bias": st.booleans(),
-            "layout": st.sampled_from(["ragged", "batch_first", "time_major"]),
-        }
-    ),
+    "rnn": st.fixed_dictionaries({**_RECURRENT, "nonlinearity": st.sampled_from(["tanh", "relu"])}),
+    "lstm": st.fixed_dictionaries(_RECURRENT),
+    "gru": st.fixed_dictionaries(_RECURRENT),
     "linear": st.fixed_dictionaries(
         {"tokens": _COUNTS, "input_size": _WIDTHS, "output_size": _WIDTHS, "bias": st.booleans()}
     ),

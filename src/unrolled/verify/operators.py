@@ -87,9 +87,9 @@ class RecurrentGrads(NamedTuple):
 def recurrent_backward(*args: Any, backward: Function = recurrence.recurrence_backward) -> RecurrentGrads:
     """`(dy, dh_last, saved)` or `(dy, dh_last, dc_last, saved)`; `backward` may be another than the equation's."""
     dy, *dlast, saved = args
-    dx, dstate0, *dweights = backward(dy, tuple(dlast), saved)
-    dh0, dc0 = (*dstate0, None)[:2]
-    return RecurrentGrads(dx, dh0, *dweights, dc0=dc0)
+    g = backward(dy, tuple(dlast), saved)
+    dh0, dc0 = (*g.dstate0, None)[:2]
+    return RecurrentGrads(g.dx, dh0, g.dweight_ih, g.dweight_hh, g.dbias_ih, g.dbias_hh, dc0)
 
 
 def _recurrent_equation(inputs: Inputs) -> dict[str, Any] | None:

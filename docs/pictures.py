@@ -1,21 +1,27 @@
 """Draws the pictures of the pages, light and dark, into docs/_static: `python docs/pictures.py`.
 
-`unrolled` is a diagram. `gradient_reach` is a measurement: dh_t of tanh networks by the closed form, for a loss on the
-last state.
+`unrolled` is a diagram. `gradient_reach` and `lstm_reach` are measurements: the gradients of the states by the closed
+form, for a loss on the last state.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from unrolled.equations.rnn import rnn_backward, rnn_forward
+from unrolled.equations.lstm import LSTM
+from unrolled.equations.recurrence import Cell, recurrence_backward, recurrence_forward
+from unrolled.equations.rnn import RNN_TANH
 
 T, B, H = 100, 64, 128
 RADII = (0.8, 1.0, 1.2, 1.5)
+FORGET_BIASES = (0, 1, 2, 4)
 
 INK = {"": "#1f2328", "_dark": "#e6edf3"}
 FAINT = {"": "#d8dee4", "_dark": "#343b44"}
@@ -27,26 +33,49 @@ COLOURS = {
 }
 
 
-def reach(radius: float) -> Tensor:
-    """|dh_t| / |dh_T| for t = 0 ... T: quartiles over B sequences, (3, T + 1)."""
+def norms(
+    cell: Cell, x: Tensor, state: tuple[Tensor, ...], dlast: tuple[Tensor, ...], *weights: Tensor | None
+) -> Tensor:
+    """|d| / |d_T| of the last of the states at t = 0 ... T for inputs (T, B, I): quartiles over B, (3, T + 1)."""
+    steps = [torch.arange(B)]
+    trail = []
+    for x_t in x:
+        _, state, saved = recurrence_forward(cell, x_t, state, *weights, steps)
+        trail.append(saved)
+    found = [dlast]
+    for saved in reversed(trail):
+        found.append(recurrence_backward(torch.zeros(B, H, dtype=x.dtype), found[-1], saved).dstate0)
+    if len(state) == 2:  # what reaches c_T reaches it through h_T
+        o, c = trail[-1].kept.o, state[1]
+        found[0] = dlast[0], dlast[0] * o * (1 - c.tanh() ** 2)
+    size = torch.stack([d[-1].norm(dim=1) for d in reversed(found)])
+    return (size / size[-1]).quantile(torch.tensor([0.25, 0.5, 0.75], dtype=x.dtype), dim=1)
+
+
+def normals() -> Callable[..., Tensor]:
     draw = torch.Generator().manual_seed(0)
+    return lambda *shape: torch.randn(shape, generator=draw, dtype=torch.float64)
 
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=draw, dtype=torch.float64)
 
+def reach(radius: float) -> Tensor:
+    """dh_t of a tanh network whose recurrent matrix has this spectral radius."""
+    normal = normals()
     weight_hh = normal(H, H)
     weight_hh *= radius / torch.linalg.eigvals(weight_hh).abs().max()
-    # H more inputs, all zero, go straight into the pre-activation: their gradient is da_t itself.
-    weight_ih = torch.cat([0.1 * normal(H, 1), torch.eye(H, dtype=torch.float64)], dim=1)
-    x = torch.cat([normal(T * B, 1), torch.zeros(T * B, H, dtype=torch.float64)], dim=1)
-    steps = list(torch.arange(T * B).view(T, B))
-    y, _, saved = rnn_forward(x, 0.1 * normal(B, H), weight_ih, weight_hh, None, None, steps)
-    dh_last = normal(B, H)
-    grads = rnn_backward(torch.zeros_like(y), dh_last, saved)
-    da = grads.dx[:, 1:].view(T, B, H)
-    dh = torch.cat([da @ weight_hh, dh_last[None]])  # dh_t = W_hh^T da_{t+1}
-    norm = dh.norm(dim=2)
-    return (norm / norm[-1]).quantile(torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64), dim=1)
+    weight_ih = 0.1 * normal(H, 1)
+    x = normal(T * B, 1).view(T, B, 1)
+    return norms(RNN_TANH, x, (0.1 * normal(B, H),), (normal(B, H),), weight_ih, weight_hh, None, None)
+
+
+def lstm_reach(forget_bias: float) -> Tensor:
+    """dc_t of an LSTM with torch's initial weights and this bias of the forget gates."""
+    normal = normals()
+    bound = H**-0.5
+    weight_ih, weight_hh = (torch.special.erf(normal(4 * H, n) / 2**0.5) * bound for n in (1, H))  # uniform
+    bias = torch.zeros(4 * H, dtype=torch.float64)
+    bias[H : 2 * H] = forget_bias
+    zero = torch.zeros(B, H, dtype=torch.float64)
+    return norms(LSTM, normal(T, B, 1), (zero, zero), (normal(B, H), zero), weight_ih, weight_hh, bias, None)
 
 
 def svg(width: int, height: int, body: list[str], label: str) -> str:
@@ -75,7 +104,31 @@ def text(
     return f'<text {place} fill="{colour}" font-size="{size}" font-style="{slant}">{out}</text>'
 
 
-def draw_reach(theme: str) -> str:
+class Curves(NamedTuple):
+    """A picture of `norms`, with the line dashed that each is compared with, if any."""
+
+    state: str
+    label: str
+    names: list[str]
+    measured: list[Tensor]
+    expected: list[Tensor]
+
+
+def radii() -> Curves:
+    names = [f"ρ~{{ = {radius}}}" for radius in RADII]
+    return Curves("h", "for four spectral radii", names, [reach(radius) for radius in RADII], [])
+
+
+def forget_biases() -> Curves:
+    names = [f"b_{{f}}~{{ = {bias}}}" for bias in FORGET_BIASES]
+    gates = torch.tensor(FORGET_BIASES, dtype=torch.float64).sigmoid()
+    alone = [gate ** torch.arange(T, -1, -1) for gate in gates]
+    return Curves("c", "for four biases of the forget gate", names, [lstm_reach(b) for b in FORGET_BIASES], alone)
+
+
+def draw_norms(curves: Curves, theme: str) -> str:
+    """Median and middle half of each curve over t."""
+    state, label, names, measured, expected = curves
     left, right, top, bottom, width, height = 70, 40, 44, 50, 820, 410
     low, high = -12, 4
 
@@ -85,25 +138,36 @@ def draw_reach(theme: str) -> str:
     def py(exponent: float) -> float:
         return top + (height - top - bottom) * (high - exponent) / (high - low)
 
+    def points(exponents: list[float]) -> list[str]:
+        """From where the curve has risen above the lower edge."""
+        return [f"{px(t):.1f},{py(v):.1f}" for t, v in enumerate(exponents) if max(exponents[: t + 1]) > low]
+
     body = []
     for exponent in range(low, high + 1, 2):
         colour, weight = (SOFT[theme], 1.2) if exponent == 0 else (FAINT[theme], 1)
         body.append(f'<path d="M{px(0):g} {py(exponent):.1f}H{px(T):g}" stroke="{colour}" stroke-width="{weight}"/>')
-        label = f"10^{{{str(exponent).replace('-', '−')}}}" if exponent else "1"
-        body.append(text(left - 12, py(exponent) + 5, label, SOFT[theme], "end", 15, "normal"))
+        power = f"10^{{{str(exponent).replace('-', '−')}}}" if exponent else "1"
+        body.append(text(left - 12, py(exponent) + 5, power, SOFT[theme], "end", 15, "normal"))
     for t in range(0, T + 1, 20):
         body.append(text(px(t), height - bottom + 24, f"~{{{t}}}" if t < T else "T~{ = 100}", SOFT[theme], size=15))
     body.append(text(px(T / 2), height - 8, "t", INK[theme]))
-    body.append(text(left, 22, "‖~{d}h_{t}‖ / ‖~{d}h_{T}‖", INK[theme], "start", 16))
-    for radius, colour in zip(RADII, COLOURS[theme], strict=True):
-        lower, median, upper = reach(radius).log10().clamp(low, high).tolist()
-        band = [f"{px(t):.1f},{py(v):.1f}" for t, v in enumerate(upper)]
-        band += [f"{px(t):.1f},{py(v):.1f}" for t, v in reversed(list(enumerate(lower)))]
-        line = " ".join(f"{px(t):.1f},{py(v):.1f}" for t, v in enumerate(median))
+    body.append(text(left, 22, f"‖~{{d}}{state}_{{t}}‖ / ‖~{{d}}{state}_{{T}}‖", INK[theme], "start", 16))
+    for name, curve, colour in zip(names, measured, COLOURS[theme], strict=True):
+        lower, median, upper = curve.log10().clamp(low, high).tolist()
+        band = points(upper) + points(lower)[::-1]
         body.append(f'<polygon points="{" ".join(band)}" fill="{colour}" fill-opacity="0.18"/>')
+        line = " ".join(points(median))
         body.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2.4"/>')
-        body.append(text(px(1), py(max(median[:11])) - 12, f"ρ~{{ = {radius}}}", colour, "start", 16))
-    return svg(width, height, body, "norm of dh_t over t, logarithmic, for four spectral radii")
+        start = next(t for t, v in enumerate(median) if v > low)
+        place = py(max(median[start : start + 11])) - 12
+        if any(abs(py(other.log10()[start + 3].item()) - place + 5) < 12 for other in expected):
+            place = py(min(median[start : start + 11])) + 20
+        body.append(text(px(start + 1), place, name, colour, "start", 16))
+    for curve, colour in zip(expected, COLOURS[theme], strict=False):
+        line = " ".join(points(curve.log10().clamp(min=low).tolist()))
+        look = f'stroke="{colour}" stroke-width="1.4" stroke-dasharray="5 4"'
+        body.append(f'<polyline points="{line}" fill="none" {look}/>')
+    return svg(width, height, body, f"norm of d{state}_t over t, logarithmic, {label}")
 
 
 def draw_unrolled(theme: str) -> str:
@@ -151,6 +215,8 @@ def draw_unrolled(theme: str) -> str:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    for name, draw in (("gradient_reach", draw_reach), ("unrolled", draw_unrolled)):
+    reaches = {"gradient_reach": radii(), "lstm_reach": forget_biases()}
+    draws = {name: partial(draw_norms, curves) for name, curves in reaches.items()}
+    for name, draw in {**draws, "unrolled": draw_unrolled}.items():
         for theme in INK:
             (Path(__file__).parent / "_static" / f"{name}{theme}.svg").write_text(draw(theme), "utf-8")

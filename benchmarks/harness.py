@@ -61,16 +61,18 @@ def ceiling() -> float:
     return 2 * 2048**3 / fastest(lambda: a @ b)
 
 
-def recurrent_floor(tokens: int, inputs: int, hidden: int, directions: int, peak: float) -> tuple[float, float]:
+def recurrent_floor(
+    tokens: int, inputs: int, hidden: int, directions: int, peak: float, gates: int = 1
+) -> tuple[float, float]:
     """Milliseconds (training step, inference): the token products as measured, the recurrent operations at the ceiling.
 
     In training: x W_ih^T, da W_ih, da^T x, da^T h, and h W_hh^T, da W_hh. In inference: x W_ih^T and h W_hh^T.
     """
-    x, h = torch.randn(tokens, inputs), torch.randn(tokens, hidden)
-    weight = torch.randn(hidden, inputs)
-    recurrent = 2 * tokens * hidden * hidden / peak
+    x, h, da = torch.randn(tokens, inputs), torch.randn(tokens, hidden), torch.randn(tokens, gates * hidden)
+    weight = torch.randn(gates * hidden, inputs)
+    recurrent = 2 * tokens * gates * hidden * hidden / peak
     projection = fastest(lambda: x @ weight.T)
-    rest = sum(fastest(product) for product in (lambda: h @ weight, lambda: h.T @ x, lambda: h.T @ h))
+    rest = sum(fastest(product) for product in (lambda: da @ weight, lambda: da.T @ x, lambda: da.T @ h))
     return directions * (projection + rest + 2 * recurrent), directions * (projection + recurrent)
 
 

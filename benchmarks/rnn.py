@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 import unrolled
 from benchmarks.harness import ceiling, compare, race, recurrent_floor, same
 
+GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 Call = Callable[[], Sequence[Tensor]]
 
 # T, B, I, H, goal against torch in training, goal over the floor, goal in inference
@@ -39,9 +40,9 @@ def measure(repeats: int, threads: int) -> list[dict[str, Any]]:
     return rows
 
 
-def pair(inputs: int, hidden: int, bidirectional: bool) -> tuple[nn.RNN, unrolled.nn.RNN]:
-    theirs = nn.RNN(inputs, hidden, bidirectional=bidirectional)
-    ours = unrolled.nn.RNN(inputs, hidden, bidirectional=bidirectional)
+def pair(cell: str, inputs: int, hidden: int, bidirectional: bool) -> tuple[nn.Module, nn.Module]:
+    theirs = getattr(nn, cell)(inputs, hidden, bidirectional=bidirectional)
+    ours = getattr(unrolled.nn, cell)(inputs, hidden, bidirectional=bidirectional)
     ours.load_state_dict(theirs.state_dict())
     return ours, theirs
 
@@ -81,16 +82,17 @@ def padded(
     inference_goal: float,
     peak: float,
     repeats: int,
+    cell: str = "RNN",
 ) -> list[dict[str, Any]]:
-    ours, theirs = pair(i, h, bidirectional=False)
+    ours, theirs = pair(cell, i, h, bidirectional=False)
     x, dy = torch.randn(t, b, i), torch.randn(t, b, h)
     x_ours, x_theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
     step = {"ours": training(ours, x_ours, x_ours, dy), "torch": training(theirs, x_theirs, x_theirs, dy)}
     infer = {"ours": inference(ours, x), "torch": inference(theirs, x)}
     check(step["ours"], step["torch"])
     check(infer["ours"], infer["torch"])
-    floor, inference_floor = recurrent_floor(t * b, i, h, 1, peak)
-    case, peer = f"T{t} B{b} I{i} H{h}", "torch.nn.RNN"
+    floor, inference_floor = recurrent_floor(t * b, i, h, 1, peak, GATES[cell])
+    case, peer = f"{cell} T{t} B{b} I{i} H{h}", f"torch.nn.{cell}"
     trained, inferred = race(step, repeats), race(infer, repeats)
     return [
         compare(
@@ -102,8 +104,10 @@ def padded(
     ]
 
 
-def ragged(t: int, b: int, i: int, h: int, goal: float | None, peak: float, repeats: int) -> list[dict[str, Any]]:
-    ours, theirs = pair(i, h, bidirectional=True)
+def ragged(
+    t: int, b: int, i: int, h: int, goal: float | None, peak: float, repeats: int, cell: str = "RNN"
+) -> list[dict[str, Any]]:
+    ours, theirs = pair(cell, i, h, bidirectional=True)
     lengths = torch.randint(1, t + 1, (b,))
     x = torch.randn(t, b, i)
     packed = pack_padded_sequence(x, lengths, enforce_sorted=False)
@@ -123,8 +127,8 @@ def ragged(t: int, b: int, i: int, h: int, goal: float | None, peak: float, repe
     for ours_grad, theirs_grad in zip(sides["ours"]()[1:], sides["packed"]()[1:], strict=True):
         same(ours_grad, theirs_grad)
     same(x_real.values.grad, unrolled.Ragged.from_packed(packed._replace(data=leaf.grad)).values)
-    floor, _ = recurrent_floor(tokens, i, h, 2, peak)
-    case, share = f"T{t} B{b} I{i} H{h} ragged, 2 directions", tokens / (t * b)
+    floor, _ = recurrent_floor(tokens, i, h, 2, peak, GATES[cell])
+    case, share = f"{cell} T{t} B{b} I{i} H{h} ragged, 2 directions", tokens / (t * b)
     times = race(sides, repeats)
     rows = [
         compare(
@@ -132,7 +136,7 @@ def ragged(t: int, b: int, i: int, h: int, goal: float | None, peak: float, repe
             times["packed"],
             case=case,
             what="training",
-            peer="packed torch.nn.RNN",
+            peer=f"packed torch.nn.{cell}",
             goal=goal,
             floor_ms=floor,
         )

@@ -56,7 +56,7 @@ def space_out(parent: ElementTree.Element, in_script: bool) -> None:
                 child.tag, kind = MATHML + "mi", "mi"
             elif text in "‖∥|":
                 child.attrib.update(stretchy="false", lspace="0", rspace="0")
-            elif text in "-−" and before in ("", "(", "=", ",", "["):
+            elif text in "-−" and before in ("", *"(=,[≤≥<>"):
                 child.set("form", "prefix")
             elif in_script and text != ",":
                 child.attrib.update(lspace="0", rspace="0")

@@ -173,19 +173,33 @@ def check_lengths(lengths: Lengths, sequences: int, longest: int) -> Tensor:
         raise ValueError(
             f"lengths must have one number for each of {sequences} sequences, found shape {tuple(lengths.shape)}"
         )
-    if (
-        not torch.compiler.is_compiling()
-        and not is_functorch_wrapped_tensor(lengths)  # its numbers cannot be read; the core looks
-        and sequences
-        and not (int(lengths.min()) >= 0 and int(lengths.max()) <= longest)
-    ):
-        raise ValueError(f"lengths must lie in [0, {longest}], found {int(lengths.min())} to {int(lengths.max())}")
+    if torch.compiler.is_compiling():
+        fits = ((lengths >= 0) & (lengths <= longest)).all()
+        torch._assert_async(fits, "lengths must lie between 0 and the steps of the input")
+    # under vmap the numbers cannot be read; the core looks at each example
+    elif sequences and not is_functorch_wrapped_tensor(lengths):
+        shortest, highest = int(lengths.min()), int(lengths.max())
+        if shortest < 0 or highest > longest:
+            raise ValueError(f"lengths must lie in [0, {longest}], found {shortest} to {highest}")
     return lengths
+
+
+def check_keys(keys: Lengths, sequences: int) -> Tensor:
+    """`keys` as int64 (B,), a whole number for each sequence; else ValueError or TypeError."""
+    keys = _integers(keys, "keys")
+    if keys.shape != (sequences,):
+        raise ValueError(
+            f"keys must have one number for each of {sequences} sequences, found shape {tuple(keys.shape)}"
+        )
+    return keys
 
 
 def _integers(numbers: Lengths, name: str) -> Tensor:
     if not isinstance(numbers, Tensor):
-        numbers = torch.as_tensor(numbers, dtype=None if len(numbers) else torch.int64)
+        try:
+            numbers = torch.as_tensor(numbers, dtype=None if len(numbers) else torch.int64)
+        except (TypeError, ValueError, RuntimeError):
+            raise TypeError(f"{name} must be a tensor or a list of whole numbers, found {numbers!r}") from None
     if numbers.is_floating_point() or numbers.is_complex() or numbers.dtype == torch.bool:
         raise TypeError(f"{name} must be whole numbers, found {numbers.dtype}")
     return numbers.to(torch.int64)

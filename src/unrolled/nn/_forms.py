@@ -30,6 +30,8 @@ def read(x: Batch, lengths: Lengths | None, batch_first: bool) -> Form:
         return _ragged(x, x.with_values)
     if isinstance(x, PackedSequence):
         return _packed(x)
+    if not isinstance(x, Tensor):
+        raise TypeError(f"expected a tensor, a PackedSequence or a Ragged, found {type(x).__name__}")
     if x.is_nested:
         return _nested(x)
     if x.ndim == 2:
@@ -75,6 +77,8 @@ def _packed(x: PackedSequence) -> Form:
 
 
 def _nested(x: Tensor) -> Form:
+    if x.layout != torch.jagged:
+        raise TypeError(f"a nested tensor must have layout=torch.jagged, found {x.layout}")
     jagged: Any = x
     values, offsets, lengths = jagged.values(), jagged.offsets(), jagged.lengths()
 

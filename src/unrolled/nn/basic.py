@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TypeVar
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from unrolled.ops.dropout import dropout
 from unrolled.ops.embedding import embedding
 from unrolled.ops.linear import linear
-from unrolled.ragged import Ragged
+from unrolled.ragged import Ragged, check_keys
 
 Values = TypeVar("Values", Tensor, Ragged)
 
@@ -52,11 +53,12 @@ class Dropout(nn.Dropout):
             flat = input.values.flatten(1)
             index = torch.repeat_interleave(input.lengths, output_size=flat.shape[0])
             t = torch.arange(flat.shape[0], device=flat.device) - input.offsets[index]
-            key = index if keys is None else keys.to(index)[index]
+            key = index if keys is None else check_keys(keys, len(input)).to(index)[index]
             return input.with_values(dropout(flat, self.p, seed, 0, key, t).reshape(input.values.shape))
         if keys is not None:
             raise ValueError("keys= belongs to a Ragged: a plain tensor has no sequences")
-        flat = input.reshape(-1, input.shape[-1]) if input.ndim else input.reshape(1, 1)
+        width = input.shape[-1] if input.ndim else 1
+        flat = input.reshape(math.prod(input.shape[:-1]), width)
         t = torch.arange(flat.shape[0], device=flat.device)
         y = dropout(flat, self.p, seed, 0, torch.zeros_like(t), t).reshape(input.shape)
         return input.copy_(y) if self.inplace else y

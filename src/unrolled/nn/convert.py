@@ -12,8 +12,9 @@ _OURS: dict[type, type[Recurrent]] = {nn.RNN: RNN, nn.LSTM: LSTM, nn.GRU: GRU}
 def convert(model: nn.Module) -> nn.Module:
     """Replace each torch.nn.RNN, LSTM and GRU in `model` by ours, in place, and return it (of a bare one: ours).
 
-    The parameters are the same objects, so an optimizer that holds them keeps working. A subclass of one of these is
-    left alone, it may do something else, and so is an LSTM with `proj_size`.
+    The parameters are the same objects, so an optimizer that holds them keeps working, and hooks stay. What is not
+    plainly one of these is left alone: a subclass, one whose parameters come from others (weight_norm, pruning), an
+    LSTM with `proj_size`.
     """
     replaced: dict[int, Recurrent] = {}
 
@@ -32,7 +33,10 @@ def convert(model: nn.Module) -> nn.Module:
 
 
 def _known(module: nn.Module) -> bool:
-    return type(module) in _OURS and not getattr(module, "proj_size", 0)
+    if type(module) not in _OURS or vars(module).get("proj_size"):
+        return False
+    own = [name for name, _ in module.named_parameters(recurse=False)]
+    return sorted(own) == sorted(module._flat_weights_names) and not module._buffers  # type: ignore[arg-type]
 
 
 def _from_torch(module: nn.RNNBase) -> Recurrent:
@@ -44,4 +48,5 @@ def _from_torch(module: nn.RNNBase) -> Recurrent:
     layer = _OURS[type(module)](**options, dropout=dropout, device="meta")
     for name, parameter in module.named_parameters(recurse=False):
         layer.register_parameter(name, parameter)
+    vars(layer).update({name: value for name, value in vars(module).items() if "_hooks" in name})
     return layer.train(module.training)

@@ -34,6 +34,8 @@ class CrossEntropyLoss(nn.CrossEntropyLoss):
             raise ValueError(f"input {tuple(input.shape)} and target {tuple(target.shape)} do not fit")
         classes = logits.shape[-1]
         flat = target.reshape(-1)
+        if self.reduction not in ("none", "sum", "mean"):
+            raise ValueError(f'reduction must be "none", "sum" or "mean", found {self.reduction!r}')
         loss = cross_entropy(logits.reshape(-1, classes), flat, self.weight, self.ignore_index, self.label_smoothing)
         if self.reduction == "none":
             return loss.reshape(target.shape)

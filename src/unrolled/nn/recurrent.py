@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from unrolled.nn._forms import Batch, read
 from unrolled.ops.dropout import dropout
 from unrolled.ops.recurrence import CELLS, recurrence
-from unrolled.ragged import Lengths
+from unrolled.ragged import Lengths, check_keys
 
 State = Tensor | tuple[Tensor, Tensor]  # h, for the LSTM (h, c)
 
@@ -113,7 +113,7 @@ class Recurrent(nn.Module):
         for layer in range(self.num_layers):
             if layer > 0 and seed is not None:
                 key, t = form.positions()
-                key = key if keys is None else keys.to(key)[key]
+                key = key if keys is None else check_keys(keys, form.rows.start.shape[0]).to(key)[key]
                 y = dropout(y, self.dropout, seed.to(key.device), layer - 1, key, t)
             own = slice(layer * self.num_directions, (layer + 1) * self.num_directions)
             weights = self._joined("weight_ih", layer), self._joined("weight_hh", layer)
@@ -134,9 +134,10 @@ class Recurrent(nn.Module):
             return tuple(getattr(self, name).unsqueeze(1).expand(shape) for name in names)
         if hx is None:
             return (values.new_zeros(shape, dtype=self.weight_hh_l0.dtype),) * len(names)  # type: ignore[arg-type]
-        given = (hx,) if isinstance(hx, Tensor) else tuple(hx)
-        if len(given) != len(names):
-            raise ValueError(f"hx must hold {len(names)} tensors, found {len(given)}")
+        given: tuple[Tensor, ...] = tuple(hx) if isinstance(hx, tuple | list) else (hx,)
+        if len(given) != len(names) or not all(isinstance(s, Tensor) for s in given):
+            form = "a tensor" if len(names) == 1 else "a pair of tensors (h, c)"
+            raise TypeError(f"hx must be {form}, found {type(hx).__name__}")
         given = tuple(s if batched or s.ndim != 2 else s.unsqueeze(1) for s in given)
         for s in given:
             if s.shape != shape:

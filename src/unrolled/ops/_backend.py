@@ -79,6 +79,20 @@ def full_precision(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(t.float() if t.dtype in (torch.float16, torch.bfloat16) else t for t in tensors)
 
 
+def one_kind(name: str, *tensors: Tensor | None) -> None:
+    """TypeError, with what was found, unless all have one dtype and one device."""
+    given = [t for t in tensors if t is not None]
+    kinds = dict.fromkeys((t.dtype, t.device) for t in given)
+    if len(kinds) > 1:
+        found = ", ".join(f"{dtype} on {device}" for dtype, device in kinds)
+        raise TypeError(f"{name}: inputs, states and parameters must have one dtype and device, found {found}")
+
+
+def forward_mode() -> bool:
+    """Whether derivatives travel forwards; only a Function refuses that, a plain kernel would lose them in silence."""
+    return torch.autograd.forward_ad._current_level >= 0
+
+
 def arrays(*tensors: Tensor | None) -> list[Any]:
     """numpy views for the core, whose arrays lie row by row."""
     return [None if t is None else t.detach().contiguous().numpy() for t in tensors]

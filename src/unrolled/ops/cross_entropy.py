@@ -28,7 +28,9 @@ def cross_entropy(
         raise ValueError(f"label_smoothing must lie in [0, 1], found {label_smoothing}")
     if logits.ndim != 2 or target.shape != logits.shape[:1]:
         raise ValueError(f"expected logits (N, C) and target (N,), found {tuple(logits.shape)}, {tuple(target.shape)}")
-    (logits,) = full_precision(logits)
+    if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
+        raise TypeError(f"target must be whole numbers, found {target.dtype}")
+    (logits,), target = full_precision(logits), target.to(torch.int64)
     if equations_only():
         return cross_entropy_forward(logits, target, class_weight, ignore_index, label_smoothing)[0]
     loss: Tensor = apply(_CrossEntropy, logits, target, class_weight, ignore_index, label_smoothing)[0]

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from unrolled.equations.linear import LinearSaved, linear_backward, linear_forward
-from unrolled.ops._backend import arrays, core, equations_only, full_precision, on_core
+from unrolled.ops._backend import arrays, core, equations_only, full_precision, on_core, one_kind
 from unrolled.ops._register import apply, backward_op, register, with_signature
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`x W^T + b` for x (..., I), weight (O, I), bias (O,) or None; the equation is in `equations.linear`."""
     (x,) = full_precision(x)
-    flat = x.reshape(-1, x.shape[-1])
+    one_kind("linear", x, weight, bias)
+    if x.ndim == 0 or x.shape[-1] != weight.shape[1]:
+        raise ValueError(f"expected x (..., {weight.shape[1]}), found shape {tuple(x.shape)}")
+    flat = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     if equations_only():
         y, _ = linear_forward(flat, weight, bias)
     else:

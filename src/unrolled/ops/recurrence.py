@@ -12,7 +12,7 @@ from unrolled.equations.gru import GRU, GRUGates
 from unrolled.equations.lstm import LSTM, LSTMGates
 from unrolled.equations.recurrence import Cell, RecurrenceSaved, recurrence_backward, recurrence_forward
 from unrolled.equations.rnn import RNN_RELU, RNN_TANH, Nothing
-from unrolled.ops._backend import arrays, core, equations_only, full_precision, on_core
+from unrolled.ops._backend import arrays, core, equations_only, forward_mode, full_precision, on_core, one_kind
 from unrolled.ops._register import apply, backward_op, register, with_signature
 from unrolled.ragged import Rows, live_rows
 
@@ -53,13 +53,14 @@ def recurrence(
     Errors: a second derivative is refused unless `unrolled.use("equations")`.
     """
     x, *states = full_precision(x, *state0)
+    one_kind(cell, x, *states, weight_ih, weight_hh, bias_ih, bias_hh)
     if equations_only():
         y, last, _, _ = _equation_forward(cell, x, states, weight_ih, weight_hh, bias_ih, bias_hh, rows)
         return y, last
     c0 = states[1] if len(states) == 2 else None
     tensors = x, states[0], c0, weight_ih, weight_hh, bias_ih, bias_hh
     where = rows.start, rows.length, rows.step
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+    if forward_mode() or (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)):
         y, h_last, c_last, *_ = apply(_Recurrence, cell, *tensors, *where)
     else:
         y, h_last, c_last, *_ = _forward(cell, *tensors, *where, False)

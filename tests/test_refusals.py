@@ -1,0 +1,92 @@
+"""What the layers refuse, and how; and what they must not get silently wrong."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.utils.prune
+
+from unrolled import Ragged, nn
+
+X = torch.randn(6, 3, 4)
+LOGITS = torch.randn(2, 3)
+
+
+def rnn(*args: Any, **options: Any) -> Any:
+    return nn.RNN(4, 6)(*args, **options)
+
+
+REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
+    (lambda: rnn(X.double()), TypeError, "one dtype and device, found torch.float64 on cpu, torch.float32 on cpu"),
+    (lambda: rnn(X.to("meta")), TypeError, "found torch.float32 on meta, torch.float32 on cpu"),
+    (lambda: rnn([1.0]), TypeError, "found list"),
+    (lambda: rnn(torch.nested.nested_tensor([X[0], X[1]])), TypeError, "must have layout=torch.jagged"),
+    (lambda: rnn(X, [1]), TypeError, "hx must be a tensor, found list"),
+    (lambda: nn.LSTM(4, 6)(X, torch.zeros(1, 3, 6)), TypeError, "pair of tensors (h, c), found Tensor"),
+    (lambda: nn.LSTM(4, 6, proj_size=2), ValueError, "proj_size must be 0 here, found 2"),
+    (lambda: rnn(X, lengths=5), TypeError, "a list of whole numbers, found 5"),
+    (lambda: rnn(X, lengths=["a", 1, 2]), TypeError, "found ['a', 1, 2]"),
+    (lambda: rnn(X, lengths=[7, 1, 2]), ValueError, "lengths must lie in [0, 6], found 1 to 7"),
+    (lambda: nn.RNN(4, 6, 2, dropout=0.5)(X, keys=torch.arange(2)), ValueError, "for each of 3 sequences"),
+    (lambda: nn.RNN(4, 6, 2, dropout=0.5)(X, keys=torch.rand(3)), TypeError, "keys must be whole numbers"),
+    (lambda: nn.Dropout(0.5)(Ragged(X[0], [0, 3]), keys=[1, 2]), ValueError, "for each of 1 sequences"),
+    (lambda: nn.Linear(4, 6)(torch.ones(2, 4, dtype=torch.int64)), TypeError, "found torch.int64 on cpu"),
+    (lambda: nn.Linear(4, 6)(torch.tensor(1.0)), ValueError, "expected x (..., 4), found shape ()"),
+    (lambda: nn.CrossEntropyLoss(reduction="bogus")(LOGITS, torch.tensor([0, 1])), ValueError, "found 'bogus'"),
+    (lambda: nn.CrossEntropyLoss()(LOGITS, torch.tensor([True, False])), TypeError, "found torch.bool"),
+]
+
+
+@pytest.mark.parametrize("case", range(len(REFUSED)))
+def test_a_mistake_is_named_with_what_was_found(case: int) -> None:
+    call, kind, message = REFUSED[case]
+    with pytest.raises(kind, match=re.escape(message)):
+        call()
+
+
+@pytest.mark.parametrize("layer", [nn.RNN(4, 6), nn.LSTM(4, 6), nn.GRU(4, 6)], ids=lambda layer: layer.mode)
+def test_forward_mode_is_refused_not_lost(layer: torch.nn.Module) -> None:
+    with pytest.raises(NotImplementedError, match="jvp"):
+        torch.func.jvp(lambda x: layer(x)[0], (X,), (X,))
+    with torch.no_grad(), pytest.raises(NotImplementedError, match="jvp"):
+        torch.func.jvp(lambda x: layer(x)[0], (X,), (X,))
+
+
+def test_whole_numbers_of_any_size_are_targets() -> None:
+    expected = nn.CrossEntropyLoss()(LOGITS, torch.tensor([2, 0]))
+    for dtype in (torch.int32, torch.uint8):
+        assert nn.CrossEntropyLoss()(LOGITS, torch.tensor([2, 0], dtype=dtype)) == expected
+
+
+def test_sizes_of_zero() -> None:
+    with pytest.warns(UserWarning, match="zero-element"):
+        linear = nn.Linear(0, 6)
+    torch.testing.assert_close(linear(torch.randn(2, 0)), linear.bias.expand(2, 6))
+    assert nn.Dropout(0.5)(torch.ones(3, 0)).shape == (3, 0)
+
+
+def test_convert_leaves_alone_what_it_does_not_know_and_keeps_hooks() -> None:
+    pruned = torch.nn.RNN(4, 6)
+    torch.nn.utils.prune.random_unstructured(pruned, "weight_hh_l0", 0.5)
+    assert nn.convert(torch.nn.Sequential(pruned))[0] is pruned
+    projected = torch.nn.LSTM(4, 6, proj_size=2)
+    assert nn.convert(projected) is projected
+    hooked, calls = torch.nn.GRU(4, 6), []
+    hooked.register_forward_hook(lambda *_: calls.append(1))
+    converted = nn.convert(hooked)
+    assert type(converted) is nn.GRU
+    converted(X)
+    assert calls == [1]
+
+
+def test_compiled_lengths_beyond_the_input_are_refused() -> None:
+    layer = nn.RNN(4, 6, batch_first=True)
+    compiled = torch.compile(lambda x, lengths: layer(x, lengths=lengths)[0], fullgraph=True, backend="aot_eager")
+    x = torch.randn(2, 5, 4)
+    torch.testing.assert_close(compiled(x, torch.tensor([5, 0])), layer(x, lengths=[5, 0])[0])
+    with pytest.raises(RuntimeError, match="lengths must lie between"):
+        compiled(x, torch.tensor([7, 3]))

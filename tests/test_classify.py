@@ -242,14 +242,6 @@ def test_saved_and_loaded_it_predicts_the_same(tmp_path, words, kind):
     assert {path.name for path in folder.iterdir()} == names
 
 
-@pytest.mark.parametrize("model", ["rnn", "lstm", "gru"])
-def test_the_kind_of_network_is_saved(tmp_path, words, model):
-    task = prepare(words, model={"model": model})
-    task.save(tmp_path)
-    assert type(ClassifyTask.load(tmp_path).build_model().rnn) is type(task.build_model().rnn)
-    assert task.build_model().rnn.mode.startswith(model.upper())
-
-
 @pytest.mark.parametrize(("name", "content"), [("labels.json", None), ("config.json", "{"), ("tokenizer.json", "{}")])
 def test_a_damaged_run_names_the_file(tmp_path, words, name, content):
     prepare(words).save(tmp_path)
@@ -297,6 +289,14 @@ def test_data_from_which_nothing_can_be_learned(tmp_path, content, message):
 
 
 # Learning
+
+
+@pytest.mark.parametrize("model", ["rnn", "lstm", "gru"])
+def test_the_kind_of_network_is_saved(tmp_path, words, model):
+    task = prepare(words, model={"model": model})
+    task.save(tmp_path)
+    assert type(ClassifyTask.load(tmp_path).build_model().rnn) is type(task.build_model().rnn)
+    assert task.build_model().rnn.mode.startswith(model.upper())
 
 
 @pytest.mark.parametrize("kind", ["text", "numbers", "lstm", "gru"])

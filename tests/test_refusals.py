@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -20,11 +21,17 @@ def rnn(*args: Any, **options: Any) -> Any:
     return nn.RNN(4, 6)(*args, **options)
 
 
+def strided() -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls them a prototype
+        return torch.nested.nested_tensor([X[0], X[1]], layout=torch.strided)
+
+
 REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: rnn(X.double()), TypeError, "one dtype and device, found torch.float64 on cpu, torch.float32 on cpu"),
     (lambda: rnn(X.to("meta")), TypeError, "found torch.float32 on meta, torch.float32 on cpu"),
     (lambda: rnn([1.0]), TypeError, "found list"),
-    (lambda: rnn(torch.nested.nested_tensor([X[0], X[1]])), TypeError, "must have layout=torch.jagged"),
+    (lambda: rnn(strided()), TypeError, "must have layout=torch.jagged"),
     (lambda: rnn(X, [1]), TypeError, "hx must be a tensor, found list"),
     (lambda: nn.LSTM(4, 6)(X, torch.zeros(1, 3, 6)), TypeError, "pair of tensors (h, c), found Tensor"),
     (lambda: nn.LSTM(4, 6, proj_size=2), ValueError, "proj_size must be 0 here, found 2"),
@@ -48,6 +55,7 @@ def test_a_mistake_is_named_with_what_was_found(case: int) -> None:
         call()
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.func imports torch.jit
 @pytest.mark.parametrize("layer", [nn.RNN(4, 6), nn.LSTM(4, 6), nn.GRU(4, 6)], ids=lambda layer: layer.mode)
 def test_forward_mode_is_refused_not_lost(layer: torch.nn.Module) -> None:
     with pytest.raises(NotImplementedError, match="jvp"):
@@ -83,6 +91,7 @@ def test_convert_leaves_alone_what_it_does_not_know_and_keeps_hooks() -> None:
     assert calls == [1]
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, from torch's own compiler
 def test_compiled_lengths_beyond_the_input_are_refused() -> None:
     layer = nn.RNN(4, 6, batch_first=True)
     compiled = torch.compile(lambda x, lengths: layer(x, lengths=lengths)[0], fullgraph=True, backend="aot_eager")

@@ -92,6 +92,9 @@ class RNNCell(_RecurrentCell):
         super().__init__(input_size, hidden_size, bias, device, dtype)
         self.nonlinearity = nonlinearity
 
+    def extra_repr(self) -> str:
+        return super().extra_repr() + ("" if self.nonlinearity == "tanh" else f", nonlinearity={self.nonlinearity}")
+
 
 class LSTMCell(_RecurrentCell):
     """torch.nn.LSTMCell."""

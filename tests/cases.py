@@ -32,30 +32,30 @@ class Case(NamedTuple):
 
 LENGTHS = [(6, 3, 3, 1, 0), (1,), (2, 0, 3), (7,), (), (0,), (3, 5, 4), (0, 0), (2, 2, 2)]
 SIZES = [(3, 5), (1, 1), (2, 7), (5, 3), (4, 2)]
+SMALL = [(2, 3), (1, 1), (3, 2), (1, 2)]  # for cells of several gates, whose many weights are moved one by one
 
 
 LAYOUTS = ["ragged", "batch_first", "time_major"]
 
 
-def _recurrent(**more: list[Any]) -> list[dict[str, Any]]:
+def _recurrent(sizes: list[tuple[int, int]], **more: list[Any]) -> list[dict[str, Any]]:
     """All options in all combinations, while lengths and sizes go round."""
-    lengths, sizes = cycle(LENGTHS), cycle(SIZES)
+    lengths, size = cycle(LENGTHS), cycle(sizes)
     choices = {**more, "bias": [True, False], "directions": [1, 2], "layout": LAYOUTS}
     return [
         {
             **dict(zip(choices, chosen, strict=True)),
             "lengths": next(lengths),
-            "input_size": (size := next(sizes))[0],
-            "hidden_size": size[1],
+            **dict(zip(("input_size", "hidden_size"), next(size), strict=True)),
         }
         for chosen in product(*choices.values())
     ]
 
 
 OPTIONS: dict[str, list[dict[str, Any]]] = {
-    "rnn": _recurrent(nonlinearity=["tanh", "relu"]),
-    "lstm": _recurrent(),
-    "gru": _recurrent(),
+    "rnn": _recurrent(SIZES, nonlinearity=["tanh", "relu"]),
+    "lstm": _recurrent(SMALL),
+    "gru": _recurrent(SMALL),
     "linear": [
         {"tokens": n, "input_size": i, "output_size": o, "bias": bias}
         for (n, i, o), bias in product([(4, 3, 5), (1, 1, 1), (0, 3, 2), (7, 2, 1), (3, 11, 2)], (True, False))
@@ -87,8 +87,8 @@ _TEETH: dict[str, list[dict[str, Any]]] = {
         {"lengths": (3, 2, 0), "input_size": 2, "hidden_size": 2, "nonlinearity": nonlinearity}
         for nonlinearity in ("tanh", "relu")
     ],
-    "lstm": [{"lengths": (3, 2, 0), "input_size": 2, "hidden_size": 2}],
-    "gru": [{"lengths": (3, 2, 0), "input_size": 2, "hidden_size": 2}],
+    "lstm": [{"lengths": (2, 1), "input_size": 1, "hidden_size": 2}],
+    "gru": [{"lengths": (2, 1), "input_size": 1, "hidden_size": 2}],
     "linear": [{"tokens": 3, "input_size": 2, "output_size": 2}],
     "embedding": [{"tokens": 5, "vocabulary": 3, "embedding_size": 2, "padding_index": i} for i in (None, 1)],
     "dropout": [

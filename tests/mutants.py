@@ -8,7 +8,7 @@ import copy
 import inspect
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -58,8 +58,8 @@ def mutants(backward: Backward) -> Iterator[Mutant]:
             yield Mutant(f"{function.name}, {label}", scope[backward.__name__], acted)
 
 
-def of_results(backward: Backward, count: int) -> Iterator[Mutant]:
-    """The backward with one of its `count` returned gradients changed."""
+def of_results(backward: Backward, places: Iterable[int]) -> Iterator[Mutant]:
+    """The backward with one of the gradients that it returns changed."""
 
     def wrong(index: int, change: str, acted: list[bool]) -> Backward:
         def backward_with_a_change(*args: Any) -> Any:
@@ -72,7 +72,7 @@ def of_results(backward: Backward, count: int) -> Iterator[Mutant]:
 
         return backward_with_a_change
 
-    for index in range(count):
+    for index in places:
         for change in CHANGES:
             acted: list[bool] = []
             yield Mutant(f"{change} gradient {index}", wrong(index, change, acted), acted)
@@ -84,6 +84,8 @@ def _mutate(acted: list[bool]) -> Callable[[str, Any], Any]:
             other = value[1:] + ([] if change == "drop" else value[:1])
             acted.append(len(value) > 1)
             return other
+        if type(value) is tuple and value and all(isinstance(v, Tensor) for v in value):  # a state
+            return tuple(mutate(change, v) for v in value)
         if isinstance(value, float) and change != "shift":
             return mutate(change, torch.tensor(value, dtype=torch.float64)).item()
         if not isinstance(value, Tensor) or not (value.is_floating_point() or change == "shift"):

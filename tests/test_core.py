@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import subprocess
 import sys
 
@@ -77,15 +78,73 @@ def test_the_environment_forces_a_variant(name: str):
     assert done.stdout.strip() == name
 
 
-def test_the_border_refuses_rows_outside_memory(variant: str):
-    x, h = np.zeros((4, 3), np.float32), np.zeros((1, 1, 2), np.float32)
-    weights = np.zeros((2, 3), np.float32), np.zeros((2, 2), np.float32), None, None
-    y = np.zeros((4, 2), np.float32)
+CELLS = {"rnn_tanh": 1, "rnn_relu": 1, "lstm": 4, "gru": 3}  # and their gates
+
+
+def zeros(*shape: int) -> np.ndarray:
+    return np.zeros(shape, np.float32)
+
+
+def forward_arguments(cell: str, **changed: object) -> list[object]:
+    """Of R 4 rows, B 1 sequence, D 1, I 3, H 2, nothing kept."""
+    gates, memory = CELLS[cell] * 2, zeros(1, 1, 2) if cell == "lstm" else None
+    arguments: dict[str, object] = {
+        "x": zeros(4, 3),
+        **{"h0": zeros(1, 1, 2), "c0": memory, "weight_ih": zeros(gates, 3), "weight_hh": zeros(gates, 2)},
+        **{"bias_ih": None, "bias_hh": None, "start": np.array([0]), "length": np.array([4]), "y": zeros(4, 2)},
+        **{"h_last": zeros(1, 1, 2), "c_last": memory, "h_prev": None, "c_prev": None, "kept": None, "step": 1},
+        "threads": 1,
+    }
+    assert changed.keys() <= arguments.keys()
+    return [cell, *{**arguments, **changed}.values()]
+
+
+def backward_arguments(cell: str, **changed: object) -> list[object]:
+    gates, memory = CELLS[cell] * 2, zeros(1, 1, 2) if cell == "lstm" else None
+    kept = {"lstm": zeros(4, 8), "gru": zeros(4, 8)}.get(cell)
+    arguments: dict[str, object] = {
+        **{"dy": zeros(4, 2), "dh_last": zeros(1, 1, 2), "dc_last": memory, "x": zeros(4, 3)},
+        **{"weight_ih": zeros(gates, 3), "weight_hh": zeros(gates, 2), "h_prev": zeros(4, 2), "h_end": zeros(1, 1, 2)},
+        **{"c_prev": zeros(4, 2) if cell == "lstm" else None, "c_end": memory, "kept": kept},
+        **{"start": np.array([0]), "length": np.array([4]), "dx": zeros(1, 4, 3), "dh0": zeros(1, 1, 2), "dc0": memory},
+        **{"dweight_ih": zeros(gates, 3), "dweight_hh": zeros(gates, 2), "dbias_ih": zeros(gates)},
+        **{"dbias_hh": zeros(gates), "step": 1, "threads": 1},
+    }
+    assert changed.keys() <= arguments.keys()
+    return [cell, *{**arguments, **changed}.values()]
+
+
+CALLS = {"recurrent_forward": forward_arguments, "recurrent_backward": backward_arguments}
+
+
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("call", CALLS)
+def test_the_border_refuses_rows_outside_memory(variant: str, call: str, cell: str):
+    function, arguments = getattr(core, call), CALLS[call]
+    function(*arguments(cell))
     for start, length in ((0, 5), (-1, 2), (2, 3), (0, -1), (4, 1), (2**62, 2)):
-        rows = np.array([start]), np.array([length])
         with pytest.raises(ValueError, match=r"length|rows"):
-            core.rnn_forward(x, h, *weights, *rows, y, h.copy(), y[:0], 1, False, 1)
-    with pytest.raises(TypeError):  # float64 among float32 is not converted in silence
-        core.rnn_forward(
-            x.astype(np.float64), h, *weights, np.array([0]), np.array([4]), y, h.copy(), y[:0], 1, False, 1
-        )
+            function(*arguments(cell, start=np.array([start]), length=np.array([length])))
+
+
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("call", CALLS)
+def test_the_border_refuses_every_array_of_another_shape_or_type(variant: str, call: str, cell: str):
+    function, arguments = getattr(core, call), CALLS[call]
+    names = [name for name in re.findall(r"(\w+): ", function.__doc__.splitlines()[0]) if name != "cell"]
+    given = dict(zip(names, arguments(cell)[1:], strict=True))
+    arrays = {name: value for name, value in given.items() if isinstance(value, np.ndarray)}
+    assert len(arrays) >= 8
+    for name, value in arrays.items():
+        with pytest.raises(ValueError, match=r"must (be|have)"):
+            function(*arguments(cell, **{name: np.zeros([n + 1 for n in value.shape], value.dtype)}))
+        with pytest.raises(TypeError):  # float64 among float32 is not converted in silence
+            function(*arguments(cell, **{name: value.astype(np.float64)}))
+        if name != "dx":
+            with pytest.raises((TypeError, ValueError)):
+                function(*arguments(cell, **{name: None}))
+
+
+def test_the_border_names_an_unknown_cell(variant: str):
+    with pytest.raises(ValueError, match="no cell is called elman"):
+        core.recurrent_forward("elman", *forward_arguments("gru")[1:])

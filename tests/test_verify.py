@@ -13,10 +13,9 @@ from torch import Tensor, nn
 import unrolled
 from unrolled import Ragged, verify
 from unrolled.equations.cross_entropy import cross_entropy_backward, cross_entropy_forward
-from unrolled.equations.rnn import RNNGrads, rnn_backward, rnn_forward
 from unrolled.ragged import Rows, live_rows
 from unrolled.verify.judges import relative_error
-from unrolled.verify.operators import OPERATORS
+from unrolled.verify.operators import OPERATORS, RecurrentGrads, recurrent_backward, recurrent_forward
 
 FIELDS = ["operator", "judge", "dtype", "max_relative_error", "bound", "passed"]
 
@@ -43,7 +42,7 @@ def test_every_operator_has_its_certificate_in_time() -> None:
 
 def test_only_the_operators_named() -> None:
     assert {row["operator"] for row in verify.run(["linear", "dropout"])} == {"linear", "dropout"}
-    with pytest.raises(ValueError, match=r"'liner' \(did you mean 'linear'\?\); there are rnn, linear, embedding"):
+    with pytest.raises(ValueError, match=r"'liner' \(did you mean 'linear'\?\); there are rnn, lstm, gru, linear"):
         verify.run(["liner"])
     with pytest.raises(ValueError, match="'xyz'; there are rnn"):
         verify.run(["xyz"])
@@ -74,7 +73,9 @@ MODULES = [
     (nn.Embedding(5, 3), (torch.tensor([0, 3, 3]),)),
     (nn.Sequential(nn.LayerNorm(3), nn.GELU()), (torch.randn(2, 3),)),
     (unrolled.nn.RNN(3, 4, 2, bidirectional=True), (torch.randn(5, 2, 3), torch.randn(4, 2, 4))),
-    (unrolled.nn.RNN(3, 4, learn_initial_state=True), (Ragged(torch.randn(5, 3), [0, 2, 2, 5]),)),
+    (unrolled.nn.LSTM(3, 2, 2, bidirectional=True), (torch.randn(3, 2, 3), (torch.randn(4, 2, 2),) * 2)),
+    (unrolled.nn.GRU(3, 2, learn_initial_state=True), (Ragged(torch.randn(5, 3), [0, 2, 2, 5]),)),
+    (unrolled.nn.LSTMCell(3, 2), (torch.randn(2, 3),)),
 ]
 
 
@@ -133,25 +134,26 @@ def test_wrong_modules_are_caught(mistake: str, names: set[str]) -> None:
     assert failed(verify.check(Wrong(mistake), (torch.randn(4, 3),))) == names
 
 
-def rnn_inputs() -> tuple[Any, ...]:
+def lstm_inputs() -> tuple[Any, ...]:
     _, steps = live_rows(Rows(torch.tensor([0, 3, 5]), 1, torch.tensor([3, 2, 0])))
-    shapes = (5, 2), (3, 4), (4, 2), (4, 4), (4,), (4,)
-    return *(torch.randn(shape) for shape in shapes), steps
+    shapes = (5, 2), (3, 4), (16, 2), (16, 4), (16,), (16,), (3, 4)
+    *tensors, c0 = (torch.randn(shape) for shape in shapes)
+    return "lstm", *tensors, steps, c0
 
 
 def test_our_equations_pass_and_a_wrong_term_is_caught() -> None:
-    rows = verify.check(rnn_forward, rnn_backward, rnn_inputs())
+    rows = verify.check(recurrent_forward, recurrent_backward, lstm_inputs())
     assert failed(rows) == set()
-    names = ("x", "h0", "weight_ih", "weight_hh", "bias_ih", "bias_hh")
+    names = ("x", "h0", "weight_ih", "weight_hh", "bias_ih", "bias_hh", "c0")
     assert [(row["operator"], row["judge"]) for row in rows] == [
-        (f"rnn.{name}", judge) for judge in ("finite differences", "autograd") for name in names
+        (f"recurrent.{name}", judge) for judge in ("finite differences", "autograd") for name in names
     ]
 
-    def wrong(dy: Tensor, dh_last: Tensor, saved: Any) -> RNNGrads:
-        grads = rnn_backward(dy, dh_last, saved)
-        return grads._replace(dh0=torch.zeros_like(grads.dh0))
+    def wrong(*args: Any) -> RecurrentGrads:
+        grads = recurrent_backward(*args)
+        return grads._replace(dc0=torch.zeros_like(grads.dc0))
 
-    assert failed(verify.check(rnn_forward, wrong, rnn_inputs())) == {"rnn.h0"}
+    assert failed(verify.check(recurrent_forward, wrong, lstm_inputs())) == {"recurrent.c0"}
 
 
 class SquareGrads(NamedTuple):

@@ -130,6 +130,9 @@ def test_switches_can_be_turned_off(unrolled: Any, tmp_path: Path) -> None:
             "training.epochs: input should be greater than or equal to 1, found",
         ),
         (["train", "classify", "--tokens", "word"], 'Did you mean "words"?'),
+        (["train", "classify", "--epochs", "1.5"], '--epochs: unable to convert "1.5" into int'),
+        (["train", "classify", "--train", ""], "data.train: expected the name of a file or folder, found ''"),
+        (["train", "classify", "-o", "a\udce9"], "output_dir: expected Unicode text without NUL"),
         (["train"], "requires an argument"),
         (["trian"], 'Did you mean "train"?'),
         (["predict", "nowhere"], "nowhere: no such folder"),
@@ -144,6 +147,16 @@ def test_wrong_use_is_one_message_and_exit_code_2(arguments: list[str], message:
     assert result.out == ""
     assert result.err.startswith("unrolled: error: ")
     assert message in result.err
+
+
+def test_a_file_called_as_a_recipe_does_not_hide_it(
+    unrolled: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("names").write_text("Kowalski\n")
+    assert yaml.safe_load(unrolled("config", "show", "names").out)["data"]["train"] == "builder:names"
+    Path("mine").write_text("training: {epochs: 7}")
+    assert yaml.safe_load(unrolled("config", "show", "mine").out)["training"]["epochs"] == 7
 
 
 def test_a_folder_that_is_not_empty_is_refused(unrolled: Any, run: Path) -> None:
@@ -249,6 +262,36 @@ def test_a_reader_that_leaves_early_is_no_error(run: Path, tmp_path: Path) -> No
     assert process.stderr.read() == b""
     process.stderr.close()
     assert process.wait() == 141
+
+
+def test_output_goes_through_links_and_into_devices_and_pipes(unrolled: Any, run: Path, tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_text("aaaa\ndddd\n")
+    (tmp_path / "out.txt").write_text("old")
+    (tmp_path / "link").symlink_to("out.txt")
+    assert unrolled("predict", run, tmp_path / "in.txt", "-o", tmp_path / "link").code == 0
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "out.txt").read_text() == "more\nless\n"
+    assert unrolled("predict", run, tmp_path / "in.txt", "-o", "/dev/null").code == 0
+    assert not Path("/dev/null").is_file()
+    for folder in (".", tmp_path):
+        result = unrolled("predict", run, tmp_path / "in.txt", "-o", folder)
+        assert (result.code, result.err) == (2, f"unrolled: error: {folder}: Is a directory\n")
+
+
+def test_closed_streams_and_a_log_nobody_reads_are_no_errors(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_text("aaaa\n")
+    write_words(tmp_path / "words.csv", number=40)
+    unrolled = f"{sys.executable} -m unrolled"
+    train_it = f"{unrolled} train classify --train words.csv --hidden-size 4 --epochs 1 --threads 1 --overwrite -o run"
+    for command, code, out in (
+        (f"{unrolled} predict {run} <&-", 0, ""),
+        (f"{unrolled} predict {run} in.txt >&- 2>&-", 0, ""),
+        (f"{train_it} 2>/dev/full", 0, "run"),
+        (f"({train_it}; echo $?) 2>&1 >code | true; while ! grep -q . code; do sleep 0.1; done; tail -1 code", 0, "0"),
+    ):
+        result = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        assert (result.returncode, result.stderr) == (code, ""), command
+        assert result.stdout.splitlines()[:1] == ([out] if out else []), command
 
 
 # Verify, info, config

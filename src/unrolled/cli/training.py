@@ -8,7 +8,8 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
@@ -84,7 +85,10 @@ def _shown(quiet: bool) -> Iterator[Callable[[Progress], None] | None]:
         yield None
         return
     console = Console(stderr=True)
-    log, handler = logging.getLogger("unrolled"), _Lines(console)
+    log = logging.getLogger("unrolled")
+    handler = _Lines(
+        partial(console.print, markup=False, highlight=False, soft_wrap=True) if console.is_terminal else _say
+    )
     log.addHandler(handler)
     try:
         if not console.is_terminal:
@@ -116,12 +120,18 @@ def describe(now: Progress) -> str:
 
 
 class _Lines(logging.Handler):
-    """Log lines through the console, so that they do not run into the bar."""
+    """Log lines; on a terminal through the console, so that they do not run into the bar."""
 
-    def __init__(self, console: Any) -> None:
+    def __init__(self, show: Callable[[str], None]) -> None:
         super().__init__(logging.INFO)
-        self.console = console
+        self.show = show
 
     def emit(self, record: logging.LogRecord) -> None:
         prefix = f"{record.levelname.lower()}: " if record.levelno > logging.INFO else ""
-        self.console.print(prefix + record.getMessage(), markup=False, highlight=False, soft_wrap=True)
+        self.show(prefix + record.getMessage())
+
+
+def _say(line: str) -> None:
+    """A training goes on when nobody reads its log any more."""
+    with suppress(OSError):
+        print(line, file=sys.stderr, flush=True)

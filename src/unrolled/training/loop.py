@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import torch
 from lightning_fabric import Fabric
+from safetensors import SafetensorError
 from safetensors.torch import load_model, save_file, save_model
 from torch import Tensor
 
@@ -83,15 +84,18 @@ class Trainer:
                 log.warning(note)
 
     def restore(self, last: Path) -> None:
-        load_model(self.module, last / "model.safetensors")
-        load_optimizer(self.optimizer.optimizer, self.module, last / "optimizer.safetensors")
-        state = read_json(last / "trainer_state.json")
-        self.step = self.saved_at = state["step"]
-        self.evaluated_at, self.loss_sum, self.loss_count = (
-            state[key] for key in ("evaluated_at", "loss_sum", "loss_count")
-        )
-        self.sampler.load_state_dict(state["sampler"])
-        self.schedule = Schedule(**state["schedule"])
+        try:
+            load_model(self.module, last / "model.safetensors")
+            load_optimizer(self.optimizer.optimizer, self.module, last / "optimizer.safetensors")
+            state = read_json(last / "trainer_state.json")
+            self.step = self.saved_at = state["step"]
+            self.evaluated_at, self.loss_sum, self.loss_count = (
+                state[key] for key in ("evaluated_at", "loss_sum", "loss_count")
+            )
+            self.sampler.load_state_dict(state["sampler"])
+            self.schedule = Schedule(**state["schedule"])
+        except (OSError, RuntimeError, ValueError, KeyError, TypeError, SafetensorError) as error:
+            raise ValueError(f"{last}: this checkpoint is damaged ({error}); begin again with --overwrite") from None
         if self.fabric.is_global_zero:
             self.folder.forget_metrics_after(self.step)
             log.info("resumed after step %d", self.step)

@@ -83,7 +83,7 @@ class DataConfig(Section):
     text_column: Text = "text"
     """Column (CSV, TSV) or field (JSONL) that holds the text."""
     label_column: Text = "label"
-    """Column or field that holds the label."""
+    """Column or field that holds the label; line breaks, tabs and blanks in it count as one blank."""
     values_column: Text | None = None
     """JSONL field with a list of time steps, each a list of numbers, one a channel; takes the place of the text."""
     encoding: Text = "utf-8"

@@ -80,7 +80,7 @@ def test_train_prints_the_result_on_stdout_and_the_log_on_stderr(unrolled: Any, 
     assert result.code == 0
     assert result.out.splitlines()[0] == str(tmp_path / "run")
     assert [line.split()[0] for line in result.out.splitlines()[2:]] == ["valid", "test"]
-    assert "epoch 1.00  step 12" in result.err
+    assert "epoch 1.00  train_loss " in result.err
     config = read_yaml(tmp_path / "run" / "config.yaml")
     assert config["training"] | {"epochs": 1, "batch_size": 16} == config["training"]
     assert config["model"]["bidirectional"] is True

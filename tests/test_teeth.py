@@ -34,7 +34,7 @@ EQUIVALENT: dict[str, dict[str, str]] = {
     "rnn": {
         "rnn_backward, shift da in dbias = da.sum(0)": "a sum does not depend on the order of its terms",
         **{
-            f"rnn_backward, shift {what} in tokens = all_rows(steps, x.device)": "the same order in both factors of a product"
+            f"rnn_backward, shift {what} in tokens = all_rows(steps, x.device)": "the same order in both factors"
             for what in ("steps", "all_rows(steps, x.device)")
         },
         "relu_grad_from_output, scale h in return (h > 0).to(h.dtype)": "a positive factor does not change the sign",

@@ -7,7 +7,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
-from importlib.resources import files
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -103,7 +102,7 @@ def read_what(what: str) -> dict[str, Any]:
 
 
 def recipe_files() -> dict[str, Path]:
-    folder = Path(str(files("unrolled"))) / "recipes"
+    folder = Path(__file__).parents[1] / "recipes"
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 

@@ -35,8 +35,10 @@ def train(
 ) -> int:
     """Train a model and leave a run folder.
 
-    Options are also read from the environment, as UNROLLED_TRAINING_EPOCHS. A flag wins over the file, the file over
-    the environment. Two processes: torchrun --nproc_per_node=2 -m unrolled train ...
+    A flag wins over the file, the file over the environment, where an option is
+    named like UNROLLED_TRAINING_EPOCHS.
+
+    Two processes: torchrun --nproc_per_node=2 -m unrolled train ...
 
     Parameters
     ----------
@@ -62,6 +64,8 @@ def train(
         else:
             print(result.folder)
             tables.scores(result.metrics)
+            if not quiet:
+                _say(f"to use it: unrolled predict {shlex.quote(str(result.folder))} FILE")
     return 0
 
 
@@ -96,7 +100,7 @@ def _shown(quiet: bool) -> Iterator[Callable[[Progress], None] | None]:
             return
         columns = (BarColumn(), TextColumn("{task.percentage:3.0f}%  {task.description}"))
         with Bar(*columns, console=console, transient=True) as bar:
-            task = bar.add_task("", total=1.0)
+            task = bar.add_task("reading", total=1.0)
             shown_at = 0.0
 
             def show(now: Progress) -> None:
@@ -127,6 +131,8 @@ class _Lines(logging.Handler):
         self.show = show
 
     def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno >= logging.ERROR:
+            return  # raised as well, and said at the end
         prefix = f"{record.levelname.lower()}: " if record.levelno > logging.INFO else ""
         self.show(prefix + record.getMessage())
 

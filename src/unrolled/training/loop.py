@@ -203,7 +203,7 @@ class Trainer:
             self.folder.add_metrics(line | {"best": better})
             names = dict.fromkeys(("train_loss", "valid_loss", f"valid_{self.training.metric}"))
             shown = "  ".join(f"{name} {line[name]:.4f}" for name in names if name in line)
-            log.info("epoch %.2f  step %d  %s%s", line["epoch"], self.step, shown, "  (best)" if better else "")
+            log.info("epoch %.2f  %s%s", line["epoch"], shown, "  best" if better else "")
 
     def check_weights(self) -> None:
         """A finite gradient times a huge learning rate can still spoil the weights: those are never kept."""

@@ -40,6 +40,8 @@ def fit(
                 trainer.describe()
                 if last:
                     trainer.restore(last)
+                elif resume and fabric.is_global_zero:
+                    log.info("no checkpoint in %s: the run begins", path)
                 return trainer.run()
         finally:
             folder.unlock()

@@ -257,9 +257,25 @@ def test_saved_and_loaded_it_predicts_the_same(tmp_path, words, kind):
     assert {path.name for path in folder.iterdir()} == names
 
 
-@pytest.mark.parametrize(("name", "content"), [("labels.json", None), ("config.json", "{"), ("tokenizer.json", "{}")])
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("labels.json", None),
+        ("labels.json", "[1, 2]"),
+        ("labels.json", "[]"),
+        ("config.json", "{"),
+        ("tokenizer.json", "{}"),
+        ("scaler.json", "[]"),
+        ("scaler.json", '{"mean": [0, 0], "deviation": [1, 0], "max_length": 0}'),
+        ("scaler.json", '{"mean": [0, 0], "deviation": [1], "max_length": 0}'),
+        ("scaler.json", '{"mean": [0, "a"], "deviation": [1, 1], "max_length": 0}'),
+    ],
+)
 def test_a_damaged_run_names_the_file(tmp_path, words, name, content):
-    prepare(words).save(tmp_path)
+    if name == "scaler.json":
+        prepare(numbers(tmp_path), {"values_column": "values", "min_frequency": 2}).save(tmp_path)
+    else:
+        prepare(words).save(tmp_path)
     (tmp_path / name).unlink()
     if content is not None:
         (tmp_path / name).write_text(content)

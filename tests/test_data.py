@@ -413,7 +413,7 @@ def test_scaler_by_hand():
     empty, one = scaler.encode([[], [[5, 7]]])
     assert empty.shape == (0, 2)
     np.testing.assert_allclose(one, expected, rtol=1e-6)
-    again = Scaler.from_json(json.loads(json.dumps(scaler.to_json())))
+    again = Scaler.from_json(json.loads(json.dumps(scaler.to_json())), "scaler.json")
     np.testing.assert_array_equal(again.encode([[[5, 7]]])[0], one)
 
 

@@ -270,13 +270,22 @@ def test_a_full_disk_is_named_and_the_last_checkpoint_stays(tmp_path: Path, monk
     assert files(tmp_path / "run" / "model-last") == before
 
 
-@pytest.mark.parametrize("name", ["trainer_state.json", "optimizer.safetensors", "model.safetensors"])
-def test_a_damaged_checkpoint_is_named(name: str, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
     config = toy_config(tmp_path, epochs=1)
-    last = train(config).folder / "model-last"
-    (last / name).write_bytes(b"{")
-    with pytest.raises(ValueError, match=r"model-last.*damaged"):
-        train(config, resume=True)
+    run = train(config).folder
+    for name in (
+        *("model-last/trainer_state.json", "model-last/optimizer.safetensors", "model-last/model.safetensors"),
+        *("model-best/model.safetensors", "environment.json"),
+    ):
+        whole = (run / name).read_bytes()
+        (run / name).write_bytes(b"[]")
+        with pytest.raises(ValueError, match=rf"{name.partition('/')[0]}.*damaged"):
+            train(config, resume=True)
+        (run / name).write_bytes(whole)
+    lines = (run / "metrics.jsonl").read_bytes()
+    (run / "metrics.jsonl").write_bytes(lines + b'\xff\n{}\n[]\n{"step": 1')
+    train(config, resume=True)
+    assert (run / "metrics.jsonl").read_bytes() == lines
 
 
 def test_data_that_cannot_be_used_leaves_the_old_run_alone(tmp_path: Path) -> None:

@@ -102,6 +102,8 @@ def describe_run(run: Path) -> dict[str, Any]:
         if not isinstance(summary, dict) or not summary.keys() >= set(numbers):
             raise ValueError(f"{finished}: damaged, expected {', '.join(numbers)}")
         facts |= {key: summary.pop(key) for key in numbers}
+        if not all(isinstance(part, dict) for part in summary.values()):
+            raise ValueError(f"{finished}: damaged, expected the scores of each part of the data")
         facts["metrics"] = summary
     return facts
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unrolled.data.values import LARGEST, Numbers
+from unrolled.data.values import LARGEST, DataError, Numbers
 
 
 class Scaler:
@@ -44,5 +44,12 @@ class Scaler:
         return {"mean": self.mean.tolist(), "deviation": self.deviation.tolist(), "max_length": self.max_length}
 
     @classmethod
-    def from_json(cls, saved: dict[str, Any]) -> Scaler:
-        return cls(**saved)
+    def from_json(cls, saved: Any, source: str) -> Scaler:
+        """DataError naming `source` where `saved` is not what `to_json` gives."""
+        try:
+            scaler = cls(saved["mean"], saved["deviation"], int(saved["max_length"]))
+            if scaler.mean.ndim == 1 and scaler.mean.shape == scaler.deviation.shape and (scaler.deviation > 0).all():
+                return scaler
+        except (KeyError, TypeError, ValueError):
+            pass
+        raise DataError(f"{source}: damaged, expected mean and deviation of each channel, and max_length")

@@ -177,10 +177,13 @@ class ClassifyTask:
         config = parse_config(_read_json(folder / "config.json"), str(folder / "config.json"))
         encoder: Tokenizer | Scaler
         if config.data.values_column is not None:
-            encoder = Scaler.from_json(_read_json(folder / "scaler.json"))
+            encoder = Scaler.from_json(_read_json(folder / "scaler.json"), str(folder / "scaler.json"))
         else:
             encoder = load_tokenizer(folder / "tokenizer.json")
-        return cls(config, encoder, _read_json(folder / "labels.json"))
+        labels = _read_json(folder / "labels.json")
+        if not isinstance(labels, list) or not labels or not all(isinstance(label, str) for label in labels):
+            raise DataError(f"{folder / 'labels.json'}: damaged, expected a list of texts")
+        return cls(config, encoder, labels)
 
     def _encode(self, inputs: Sequence[Any], where: Sequence[str]) -> list[NDArray[Any]]:
         if isinstance(self.encoder, Scaler):

@@ -95,7 +95,10 @@ class RunFolder:
         checkpoint.settle(self.last)
         here = describe_environment(fabric)
         if resumed and self.environment.exists():
-            here = read_json(self.environment) | {"resumed": [*self.sessions(), here]}
+            before = read_json(self.environment)
+            if not isinstance(before, dict):
+                raise ValueError(f"{self.environment}: damaged, expected an object")
+            here = before | {"resumed": [*before.get("resumed", []), here]}
         write_json(self.environment, here)
         write_text(self.config, to_yaml(config))
 
@@ -119,7 +122,9 @@ class RunFolder:
     def check_same_data(self, task: Task) -> None:
         """ValueError where the data of today do not give the task and the examples of the checkpoint."""
         state = read_json(self.last / "trainer_state.json")
-        changed = [] if isinstance(state, dict) and state.get("data") == digests(task) else ["examples"]
+        if not isinstance(state, dict) or "data" not in state:
+            raise ValueError(f"{self.last / 'trainer_state.json'}: damaged, it does not say what data it is of")
+        changed = [] if state["data"] == digests(task) else ["examples"]
         with tempfile.TemporaryDirectory() as temporary:
             task.save(Path(temporary))
             for now in sorted(set(Path(temporary).iterdir()) - {Path(temporary, "config.json")}):
@@ -129,20 +134,21 @@ class RunFolder:
         if changed:
             raise ValueError(f"cannot resume {self.path}: the data have changed, they give other {', '.join(changed)}")
 
-    def sessions(self) -> list[Any]:
-        resumed: list[Any] = read_json(self.environment).get("resumed", [])
-        return resumed
-
     def add_metrics(self, line: dict[str, Any]) -> None:
         with self.metrics_lines.open("a", encoding="utf-8") as file:
             file.write(to_json(line) + "\n")
 
     def forget_metrics_after(self, step: int) -> None:
-        """Drop the evaluations made after the checkpoint of `step`: they will be made again."""
+        """Drop the evaluations made after the checkpoint of `step`, to be made again, and half written lines."""
+
+        def keep(line: str) -> bool:
+            with suppress(ValueError, KeyError, TypeError):
+                return bool(json.loads(line)["step"] <= step)
+            return False
+
         if self.metrics_lines.exists():
-            lines = self.metrics_lines.read_text(encoding="utf-8").splitlines()
-            kept = [line for line in lines if line.endswith("}") and json.loads(line)["step"] <= step]
-            write_text(self.metrics_lines, "".join(line + "\n" for line in kept))
+            lines = self.metrics_lines.read_text(encoding="utf-8", errors="replace").splitlines()
+            write_text(self.metrics_lines, "".join(line + "\n" for line in lines if keep(line)))
 
 
 def default_path(config: Config) -> Path:

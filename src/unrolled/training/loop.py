@@ -249,7 +249,11 @@ class Trainer:
             if not self.valid:
                 checkpoint.commit(self.folder.best, self.write_model)
                 self.schedule.best_step = self.step
-            load_model(self.module, self.folder.best / "model.safetensors")
+            best = self.folder.best / "model.safetensors"
+            try:
+                load_model(self.module, best)
+            except (OSError, RuntimeError, SafetensorError) as error:
+                raise ValueError(f"{best}: damaged, {error}") from None
         parts = [name for name in self.task.splits if name != "train"]
         scores = on_first(self.fabric, lambda: {name: self.score(self.task.splits[name]) for name in parts})
         result = RunResult(self.folder.path, self.step, self.schedule.best_step, self.stopped, scores)

@@ -44,9 +44,9 @@ struct Random : Buffer<T> {
   }
 };
 
-void demand(bool ok, const std::string& what) {
+void demand(bool ok, const char* what) {
   if (ok) return;
-  std::printf("FAILED: %s\n", what.c_str());
+  std::printf("FAILED: %s\n", what);
   std::exit(1);
 }
 
@@ -207,12 +207,13 @@ void on_every_variant(const std::string& name, F&& call) {
       generator.seed(seed);
       const std::vector<double> single = call(*all[i].float32, threads).values;
       if (reference.empty()) reference = exact;
-      demand(exact.size() == reference.size() && single.size() == reference.size(), name + ": sizes");
+      demand(exact.size() == reference.size() && single.size() == reference.size(), "as many outputs on every variant");
       double largest = 1;
       for (const double r : reference) largest = std::max(largest, std::abs(r));
       for (size_t k = 0; k < exact.size(); ++k)
         if (!(std::abs(exact[k] - reference[k]) <= 1e-12 * largest && std::abs(single[k] - reference[k]) <= 1e-4 * largest))
-          demand(false, name + " on " + all[i].name + ", " + std::to_string(threads) + " threads, number " + std::to_string(k));
+          demand(false, (name + " on " + all[i].name + ", " + std::to_string(threads) + " threads, number " +
+                         std::to_string(k)).c_str());
     }
   }
 }

@@ -81,6 +81,23 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
 CASES = [Case(name, options) for name in OPERATORS for options in OPTIONS[name]]
 EQUATION_CASES = [case for case in CASES if case.operator.to_equation(case.inputs()) is not None]
 
+# Work enough for the core to use three threads, and for more than one of its blocks.
+LARGE_CASES = [
+    *(
+        Case(name, {"lengths": [61, 0, 17] * 5, "input_size": 19, "hidden_size": 67, "directions": 2})
+        for name in ("rnn", "lstm", "gru")
+    ),
+    *(
+        Case(name, {"lengths": [300, 3], "input_size": 5, "hidden_size": 130, "layout": "time_major"})
+        for name in ("rnn", "lstm", "gru")
+    ),
+    Case("linear", {"tokens": 1201, "input_size": 67, "output_size": 97}),
+    Case("embedding", {"tokens": 2003, "vocabulary": 301, "embedding_size": 97, "padding_index": 300}),
+    Case("dropout", {"tokens": 701, "features": 97}),
+    Case("mean_squared_error", {"shape": (701, 607)}),
+    Case("cross_entropy", {"tokens": 701, "classes": 97, "weights": True, "label_smoothing": 0.1}),
+]
+
 # Small, for the many mutants of test_teeth.py; between them they reach every line of every backward.
 _TEETH: dict[str, list[dict[str, Any]]] = {
     "rnn": [

@@ -149,6 +149,13 @@ def test_the_loss_of_no_example_is_zero_with_zero_gradients(words):
 # Scores and predictions
 
 
+def test_the_confusion_names_the_pairs_that_occur():
+    confusion = metrics.confusion_matrix([0, 0, 0, 2], [0, 1, 1, 2], 3)
+    assert metrics.counts(confusion, ["a", "b", "c"]) == {"a": {"a": 1, "b": 2}, "c": {"c": 1}}
+    many = metrics.confusion_matrix([0], [1], 3000)
+    assert metrics.counts(many, [str(i) for i in range(3000)]) == {"0": {"1": 1}}
+
+
 def test_scores_do_not_depend_on_the_batch_size_and_leave_the_mode(words):
     task = prepare(words, model={"dropout": 0.5}, training={"class_weights": "balanced", "label_smoothing": 0.3})
     model, examples = task.build_model(), task.splits["train"]
@@ -216,6 +223,14 @@ def test_mistakes_in_numbers_to_predict(tmp_path, inputs, message):
         task.predictions(task.build_model(), inputs)
 
 
+def test_scores_that_are_not_finite_are_no_prediction(words):
+    task = prepare(words)
+    model = task.build_model()
+    torch.nn.init.constant_(model.linear.bias, math.inf)
+    with pytest.raises(DataError, match="input 0: the model's scores are not finite"):
+        task.predictions(model, ["apple"])
+
+
 # Files
 
 
@@ -242,9 +257,25 @@ def test_saved_and_loaded_it_predicts_the_same(tmp_path, words, kind):
     assert {path.name for path in folder.iterdir()} == names
 
 
-@pytest.mark.parametrize(("name", "content"), [("labels.json", None), ("config.json", "{"), ("tokenizer.json", "{}")])
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("labels.json", None),
+        ("labels.json", "[1, 2]"),
+        ("labels.json", "[]"),
+        ("config.json", "{"),
+        ("tokenizer.json", "{}"),
+        ("scaler.json", "[]"),
+        ("scaler.json", '{"mean": [0, 0], "deviation": [1, 0], "max_length": 0}'),
+        ("scaler.json", '{"mean": [0, 0], "deviation": [1], "max_length": 0}'),
+        ("scaler.json", '{"mean": [0, "a"], "deviation": [1, 1], "max_length": 0}'),
+    ],
+)
 def test_a_damaged_run_names_the_file(tmp_path, words, name, content):
-    prepare(words).save(tmp_path)
+    if name == "scaler.json":
+        prepare(numbers(tmp_path), {"values_column": "values", "min_frequency": 2}).save(tmp_path)
+    else:
+        prepare(words).save(tmp_path)
     (tmp_path / name).unlink()
     if content is not None:
         (tmp_path / name).write_text(content)

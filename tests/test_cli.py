@@ -80,7 +80,7 @@ def test_train_prints_the_result_on_stdout_and_the_log_on_stderr(unrolled: Any, 
     assert result.code == 0
     assert result.out.splitlines()[0] == str(tmp_path / "run")
     assert [line.split()[0] for line in result.out.splitlines()[2:]] == ["valid", "test"]
-    assert "epoch 1.00  step 12" in result.err
+    assert "epoch 1.00  train_loss " in result.err
     config = read_yaml(tmp_path / "run" / "config.yaml")
     assert config["training"] | {"epochs": 1, "batch_size": 16} == config["training"]
     assert config["model"]["bidirectional"] is True
@@ -130,6 +130,9 @@ def test_switches_can_be_turned_off(unrolled: Any, tmp_path: Path) -> None:
             "training.epochs: input should be greater than or equal to 1, found",
         ),
         (["train", "classify", "--tokens", "word"], 'Did you mean "words"?'),
+        (["train", "classify", "--epochs", "1.5"], '--epochs: unable to convert "1.5" into int'),
+        (["train", "classify", "--train", ""], "data.train: expected the name of a file or folder, found ''"),
+        (["train", "classify", "-o", "a\udce9"], "output_dir: expected Unicode text without NUL"),
         (["train"], "requires an argument"),
         (["trian"], 'Did you mean "train"?'),
         (["predict", "nowhere"], "nowhere: no such folder"),
@@ -144,6 +147,16 @@ def test_wrong_use_is_one_message_and_exit_code_2(arguments: list[str], message:
     assert result.out == ""
     assert result.err.startswith("unrolled: error: ")
     assert message in result.err
+
+
+def test_a_file_called_as_a_recipe_does_not_hide_it(
+    unrolled: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("names").write_text("Kowalski\n")
+    assert yaml.safe_load(unrolled("config", "show", "names").out)["data"]["train"] == "builder:names"
+    Path("mine").write_text("training: {epochs: 7}")
+    assert yaml.safe_load(unrolled("config", "show", "mine").out)["training"]["epochs"] == 7
 
 
 def test_a_folder_that_is_not_empty_is_refused(unrolled: Any, run: Path) -> None:
@@ -249,6 +262,33 @@ def test_a_reader_that_leaves_early_is_no_error(run: Path, tmp_path: Path) -> No
     assert process.stderr.read() == b""
     process.stderr.close()
     assert process.wait() == 141
+
+
+def test_output_goes_through_links_and_into_devices_and_pipes(unrolled: Any, run: Path, tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_text("aaaa\ndddd\n")
+    (tmp_path / "out.txt").write_text("old")
+    (tmp_path / "link").symlink_to("out.txt")
+    assert unrolled("predict", run, tmp_path / "in.txt", "-o", tmp_path / "link").code == 0
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "out.txt").read_text() == "more\nless\n"
+    assert unrolled("predict", run, tmp_path / "in.txt", "-o", "/dev/null").code == 0
+    assert not Path("/dev/null").is_file()
+    for folder in (".", tmp_path):
+        result = unrolled("predict", run, tmp_path / "in.txt", "-o", folder)
+        assert (result.code, result.err) == (2, f"unrolled: error: {folder}: Is a directory\n")
+
+
+def test_closed_streams_and_a_log_nobody_reads_are_no_errors(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_text("aaaa\n")
+    write_words(tmp_path / "words.csv", number=40)
+    unrolled = f"exec {sys.executable} -m unrolled"
+    options = "--train words.csv --hidden-size 4 --epochs 1 --threads 1 -o run"
+    for command, out in (
+        (f"{unrolled} predict {run} <&- >&- 2>&-", []),
+        (f"{unrolled} train classify {options} 2>/dev/full", ["run"]),
+    ):
+        result = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        assert (result.returncode, result.stderr, result.stdout.splitlines()[:1]) == (0, "", out), command
 
 
 # Verify, info, config

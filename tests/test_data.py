@@ -76,6 +76,12 @@ def test_config_round_trip():
         ({"training": {"momentum": 0.5}}, "momentum = 0.5 has no effect with optimizer = 'adamw'"),
         ({"training": {"plateau_factor": 0.1}}, "plateau_factor = 0.1 has no effect with scheduler = 'none'"),
         ({"training": {"batch_tokens": 9, "batch_size": 8}}, "batch_size = 8 has no effect with batch_tokens"),
+        ({"training": {"seed": 2**64}}, "training.seed: input should be less than or equal to 9223372036854775807"),
+        ({"training": {"threads": 100_000}}, "training.threads: input should be less than or equal to 1024"),
+        ({"model": {"hidden_size": 10**7}}, "model.hidden_size: input should be less than or equal to 1000000"),
+        ({"data": {"train": ""}}, "data.train: expected the name of a file or folder, found ''"),
+        ({"data": {"train": "a\0b"}}, "data.train: expected Unicode text without NUL, found 'a\\x00b'"),
+        ({"output_dir": "a\udce9"}, "output_dir: expected Unicode text without NUL, found 'a\\udce9'"),
     ],
 )
 def test_config_mistakes_name_key_and_value(values, message):
@@ -105,12 +111,19 @@ def test_yaml_mistakes_name_the_file(file, tmp_path):
         (file("bad.yaml", "data: [1"), "not valid YAML"),
         (file("list.yaml", "- 1"), "found list"),
         (file("latin.yaml", b"a: \xe9"), "not UTF-8"),
+        (file("twice.yaml", "data: {train: a}\ndata: {test: b}"), "the key 'data' is given twice"),
+        (file("date.yaml", "a: 2001-99-99"), "not valid YAML: month must be"),
+        (file("float.yaml", "a: !!float x"), "not valid YAML: could not convert"),
+        (file("long.yaml", "a: " + "1" * 5000), "not valid YAML: Exceeds the limit"),
+        (file("deep.yaml", "a: " + "[" * 5000), "not valid YAML: maximum recursion"),
         (tmp_path / "none.yaml", "No such file"),
     ]:
         with pytest.raises(ConfigError, match=message) as error:
             read_yaml(path)
         assert str(error.value).startswith(str(path))
     assert read_yaml(file("empty.yaml", "# nothing\n")) == {}
+    merged = "a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}"
+    assert read_yaml(file("merge.yaml", merged))["b"] == {"x": 1, "y": 3}
 
 
 # Readers
@@ -136,6 +149,11 @@ def test_jsonl_columns_by_name_and_labels_of_other_kinds(file):
     lines = [{"body": "a", "class": 1}, {"body": "", "class": True, "more": None}, {"body": "é", "class": "x"}]
     path = file("a.jsonl", "\n\n".join(json.dumps(line) for line in lines))
     assert read_examples(path, data) == [Row(1, "a", "1"), Row(3, "", "true"), Row(5, "é", "x")]
+
+
+def test_a_label_is_one_line(file):
+    path = file("a.jsonl", json.dumps({"text": "a", "label": "\tone \n two\u2028three "}))
+    assert [row.label for row in read_examples(path, TEXT)] == ["one two three"]
 
 
 def test_numbers(file):
@@ -183,6 +201,8 @@ def test_a_field_longer_than_the_csv_module_allows(file):
         ("a.jsonl", '{"text": null, "label": "x"}', TEXT, "line 1: the input must be a text, found null"),
         ("a.jsonl", '{"text": 3, "label": "x"}', TEXT, "line 1: the input must be a text, found '3'"),
         ("a.jsonl", '{"text": "a", "label": null}', TEXT, "line 1: a label is a text or a number, found null"),
+        ("a.jsonl", '{"text": "a", "label": NaN}', TEXT, "line 1: a label is a text or a number, found 'NaN'"),
+        ("a.csv", "text,label\na,x\n", DataConfig(encoding="undefined"), "'undefined' is not an encoding Python knows"),
         ("a.jsonl", '{"text": "a\\ud800", "label": "x"}', TEXT, "line 1: character 2 is half of a surrogate pair"),
         ("a.jsonl", '{"values": "1 2", "label": "x"}', NUMBERS, "line 1: expected a list of time steps"),
         ("a.jsonl", '{"values": [1, 2], "label": "x"}', NUMBERS, "time step 1 must be a list of numbers"),
@@ -383,6 +403,12 @@ def test_the_order_of_texts_does_not_matter(tokens):
     assert train_tokenizer(texts, data).to_str() == train_tokenizer(texts[::-1], data).to_str()
 
 
+def test_a_vocabulary_may_be_allowed_any_size():
+    for tokens in ("characters", "words", "bpe"):
+        data = DataConfig(tokens=tokens, vocabulary_size=2**63 - 1, min_frequency=1)
+        assert train_tokenizer(["aa bb aa"], data).get_vocab_size() < 300
+
+
 # Numbers
 
 
@@ -392,8 +418,23 @@ def test_scaler_by_hand():
     empty, one = scaler.encode([[], [[5, 7]]])
     assert empty.shape == (0, 2)
     np.testing.assert_allclose(one, expected, rtol=1e-6)
-    again = Scaler.from_json(json.loads(json.dumps(scaler.to_json())))
+    again = Scaler.from_json(json.loads(json.dumps(scaler.to_json())), "scaler.json")
     np.testing.assert_array_equal(again.encode([[[5, 7]]])[0], one)
+
+
+@pytest.mark.parametrize("value", [0.1, 1e-310, -9e37])
+def test_a_channel_that_never_changes_is_only_centred(value):
+    """The mean of equal numbers is rounded, so their deviation is not 0: 0.1 three times gives 1.4e-17."""
+    scaler = Scaler.fit([[[value]] * 3])
+    assert scaler.to_json() == {"mean": [value], "deviation": [1.0], "max_length": 0}
+    assert not scaler.encode([[[value]]])[0].any()
+
+
+def test_scaled_numbers_stay_in_float32():
+    for training in ([[0.0], [1e-310]], [[0.0], [1e-30]], [[0.0], [9e37]]):
+        (scaled,) = Scaler.fit([training]).encode([[[9e37], [-9e37]]])
+        assert np.isfinite(scaled).all()
+        assert scaled[0] > 1 > -1 > scaled[1] or training == [[0.0], [9e37]]
 
 
 def test_scaler_keeps_the_first_steps():

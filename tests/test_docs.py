@@ -306,3 +306,10 @@ def test_readmes_agree() -> None:
 
 def numbers_in_tables(text: str) -> list[list[str]]:
     return [re.findall(r"\d+(?:[.,]\d+)*", row) for row in re.findall(r"^\|.*\|$", text, re.M)]
+
+
+@pytest.mark.parametrize("file", ["README.md", "README.zh.md"])
+def test_the_readme_has_two_commands(file: str) -> None:
+    """`.ci/run` follows every line that begins with `$ pip install`, and expects these two."""
+    assert re.findall(r"^\$ pip install .* && (\w+)", (ROOT / file).read_text("utf-8"), re.M) == ["unrolled", "pytest"]
+    assert len(re.findall(r"^\$ pip install", (ROOT / file).read_text("utf-8"), re.M)) == 2

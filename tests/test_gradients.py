@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import product
 from typing import Any
 
 import jaxtyping
@@ -12,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from cases import CASES, DRAWS, EQUATION_CASES, FINITE_CASES, PEER_CASES, Case
+from cases import CASES, DRAWS, EQUATION_CASES, FINITE_CASES, LARGE_CASES, PEER_CASES, Case
+from conftest import VARIANTS, on
 from tolerances import GRADCHECK, bound
 from unrolled import use
 from unrolled.verify import double
@@ -106,6 +108,20 @@ def test_operator_against_the_equation(name: str, backend: str, data: st.DataObj
     if case.options.get("nonlinearity") == "relu" and not torch.equal(found[0]["y0"] > 0, expected[0]["y0"] > 0):
         found, expected = (found[0], {}), (expected[0], {})  # rounding took a unit over the kink of relu
     assert compare(found, expected, operator.cancels(inputs)) <= limit
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("case", LARGE_CASES, ids=str)
+def test_core_against_the_equation_on_several_threads(case: Case, dtype: torch.dtype) -> None:
+    inputs = case.inputs(dtype)
+    with use("equations"):
+        expected = autograd(case.operator.operator, double(inputs))
+    for variant, threads in product(VARIANTS, (1, 2, 3)):
+        torch.set_num_threads(threads)
+        with on(variant):
+            found = autograd(case.operator.operator, inputs)
+        error = compare(found, expected, case.operator.cancels(inputs))
+        assert error <= bound(dtype, case.operator.length(inputs)), f"{variant}, {threads} threads"
 
 
 def strided(value: Tensor) -> Tensor:

@@ -247,22 +247,30 @@ def test_copies_and_functional_call(kind: str, backend: str) -> None:
     same_bits(model.step(*batch), expected)
 
 
-@every_kind
-def test_double_backward_of_a_recurrent_layer_under_equations_and_a_clear_error_elsewhere(
-    kind: str, backend: str
-) -> None:
+def with_initial_states(kind: str) -> tuple[Callable[..., tuple[Tensor, ...]], list[Tensor]]:
+    """A small layer as a function of its input and initial states, and these."""
     rnn = make(kind, 2, 2, bidirectional=True, dtype=torch.float64)
-    shapes = (3, 2, 2), *[(2, 2, 2)] * (1 + (kind == "LSTM"))
-    x, *initial = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes)
 
     def function(x: Tensor, *initial: Tensor) -> tuple[Tensor, ...]:
         y, last = call(rnn, x, initial if kind == "LSTM" else initial[0], lengths=[3, 1])
         return y, *last
 
+    shapes = (3, 2, 2), *[(2, 2, 2)] * (1 + (kind == "LSTM"))
+    return function, [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+
+
+@every_kind
+def test_second_derivatives_of_a_recurrent_layer_under_equations(kind: str) -> None:
+    function, leaves = with_initial_states(kind)
     with unrolled.use("equations"):
-        torch.autograd.gradgradcheck(function, (x, *initial))
-    for leaf in (x, *initial):
-        (grad,) = torch.autograd.grad(sum(y.pow(2).sum() for y in function(x, *initial)), leaf, create_graph=True)
+        torch.autograd.gradgradcheck(function, leaves)
+
+
+@every_kind
+def test_second_derivatives_of_a_recurrent_layer_are_refused_elsewhere(kind: str, backend: str) -> None:
+    function, leaves = with_initial_states(kind)
+    for leaf in leaves:
+        (grad,) = torch.autograd.grad(sum(y.pow(2).sum() for y in function(*leaves)), leaf, create_graph=True)
         with pytest.raises(RuntimeError, match=r"recurrence: .*closed form.*unrolled.use"):
             grad.sum().backward()
 

@@ -13,15 +13,16 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import unrolled
-from toy import files, toy_config
+from toy import files, python, toy_config
 from unrolled import Ragged
 from unrolled.config import Config, TrainingConfig, parse_config, read_yaml
 from unrolled.run import load, train
-from unrolled.training import Interrupted, NonFiniteError, Progress, checkpoint, fit
+from unrolled.training import Interrupted, NonFiniteError, Progress, checkpoint, fit, loop
 from unrolled.training.guard import find_nonfinite
 from unrolled.training.optimizer import clip_gradient, gradient_norm, make_optimizer
 from unrolled.training.schedule import Schedule
@@ -218,6 +219,73 @@ def test_overwrite_replaces_the_run_and_spares_other_files(tmp_path: Path) -> No
     train(toy_config(tmp_path, epochs=1, eval_every=100, max_steps=2), overwrite=True)
     assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 1
+
+
+def test_overwrite_replaces_runs_alone(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("# mine")
+    with pytest.raises(ValueError, match=r"holds no run, it has no environment\.json"):
+        train(toy_config(tmp_path, run="."), overwrite=True)
+    assert (tmp_path / "config.yaml").read_text() == "# mine"
+
+
+def test_two_processes_cannot_train_in_one_folder(tmp_path: Path) -> None:
+    config = toy_config(tmp_path, epochs=1)
+    errors: list[str] = []
+
+    def intrude(now: Progress) -> None:
+        if now.step == 1:
+            for options in ({"overwrite": True}, {"resume": True}):
+                result = python("-c", INTRUDER, str(tmp_path), json.dumps(options), cwd=Path(__file__).parent)
+                errors.append(result.stdout)
+
+    train(config, progress=intrude)
+    assert errors == [f"another process is training in the folder {tmp_path / 'run'}\n"] * 2
+    train(config, overwrite=True)
+
+
+INTRUDER = """
+import json, sys
+from pathlib import Path
+from toy import toy_config
+from unrolled.run import train
+
+try:
+    train(toy_config(Path(sys.argv[1]), epochs=1), **json.loads(sys.argv[2]))
+except ValueError as error:
+    print(error)
+"""
+
+
+def test_a_full_disk_is_named_and_the_last_checkpoint_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = toy_config(tmp_path, epochs=2)
+    train(config.model_copy(update={"training": config.training.model_copy(update={"epochs": 1})}))
+    before = files(tmp_path / "run" / "model-last")
+
+    def full(*_: Any) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(loop, "save_model", full)
+    with pytest.raises(OSError, match=r"\.draft: I/O error: No space left"):
+        train(config, resume=True)
+    assert files(tmp_path / "run" / "model-last") == before
+
+
+def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
+    config = toy_config(tmp_path, epochs=1)
+    run = train(config).folder
+    for name in (
+        *("model-last/trainer_state.json", "model-last/optimizer.safetensors", "model-last/model.safetensors"),
+        *("model-best/model.safetensors", "environment.json"),
+    ):
+        whole = (run / name).read_bytes()
+        (run / name).write_bytes(b"[]")
+        with pytest.raises(ValueError, match=rf"{name.partition('/')[0]}.*damaged"):
+            train(config, resume=True)
+        (run / name).write_bytes(whole)
+    lines = (run / "metrics.jsonl").read_bytes()
+    (run / "metrics.jsonl").write_bytes(lines + b'\xff\n{}\n[]\n{"step": 1')
+    train(config, resume=True)
+    assert (run / "metrics.jsonl").read_bytes() == lines
 
 
 def test_data_that_cannot_be_used_leaves_the_old_run_alone(tmp_path: Path) -> None:

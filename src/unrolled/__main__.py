@@ -1,5 +1,8 @@
 """python -m unrolled"""
 
-from unrolled.cli import main
+try:
+    from unrolled.cli import main
+except KeyboardInterrupt:
+    raise SystemExit(130) from None
 
 main()

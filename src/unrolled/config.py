@@ -5,17 +5,36 @@ Relative paths are relative to the working directory. 0 means "off" or "no limit
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from yaml.composer import ComposerError
 
-Count = Annotated[int, Field(ge=0)]
-Positive = Annotated[int, Field(ge=1)]
+
+def _text(value: Any) -> Any:
+    """What a YAML file can hold and a file can be called: no NUL and, in Unicode, no half of a surrogate pair."""
+    if isinstance(value, str | Path) and re.search("[\0\ud800-\udfff]", str(value)):
+        raise ValueError(f"expected Unicode text without NUL, found {str(value)!r}")
+    return value
+
+
+def _not_empty(value: Any) -> Any:
+    if value == "":
+        raise ValueError("expected the name of a file or folder, found ''")
+    return value
+
+
+Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
+Positive = Annotated[int, Field(ge=1, le=2**63 - 1)]
+Size = Annotated[int, Field(ge=1, le=1_000_000)]
 Share = Annotated[float, Field(ge=0, lt=1)]
+Text = Annotated[str, BeforeValidator(_text)]
+Name = Annotated[str, BeforeValidator(_text), BeforeValidator(_not_empty)]
 
 
 class ConfigError(ValueError):
@@ -47,11 +66,11 @@ class Section(BaseModel):
 class DataConfig(Section):
     """Where the examples come from and how they become sequences of tokens or numbers."""
 
-    train: str | None = None
+    train: Name | None = None
     """File of labelled examples to train on (.gz is read too), or builder:NAME for data made by the package."""
-    valid: str | None = None
+    valid: Name | None = None
     """File of examples to choose the best model with; without one, valid_fraction of the training file."""
-    test: str | None = None
+    test: Name | None = None
     """File of examples for the final score; without one, test_fraction of the training file."""
     valid_fraction: Share = 0.1
     """Share of the training file kept for validation, where no valid file is given; 0 = none."""
@@ -61,17 +80,17 @@ class DataConfig(Section):
     """Which examples go where when the training file is split; equal inputs always stay together."""
     format: Literal["auto", "csv", "tsv", "jsonl", "pairs"] = "auto"
     """pairs = lines label<TAB>text without header or quoting; auto = by the name's ending, else pairs."""
-    text_column: str = "text"
+    text_column: Text = "text"
     """Column (CSV, TSV) or field (JSONL) that holds the text."""
-    label_column: str = "label"
-    """Column or field that holds the label."""
-    values_column: str | None = None
+    label_column: Text = "label"
+    """Column or field that holds the label; line breaks, tabs and blanks in it count as one blank."""
+    values_column: Text | None = None
     """JSONL field with a list of time steps, each a list of numbers, one a channel; takes the place of the text."""
-    encoding: str = "utf-8"
+    encoding: Text = "utf-8"
     """Character encoding of all files."""
     tokens: Literal["characters", "words", "bpe"] = "characters"
     """What one step of a text is; bpe = byte-level byte-pair encoding learned from the training texts."""
-    vocabulary_size: Annotated[int, Field(ge=2)] = 10_000
+    vocabulary_size: Annotated[int, Field(ge=2, le=2**63 - 1)] = 10_000
     """At most this many tokens, the most frequent ones; <unk>, which characters and words have, is one of them."""
     min_frequency: Positive = 2
     """Characters and words seen less often in training, and bpe merges likewise, are not learned (become <unk>)."""
@@ -114,11 +133,11 @@ class ModelConfig(Section):
 
     model: Literal["rnn", "lstm", "gru"] = "rnn"
     """Kind of recurrent layer."""
-    embedding_size: Positive = 64
+    embedding_size: Size = 64
     """Numbers per token that enter the first recurrent layer."""
-    hidden_size: Positive = 128
+    hidden_size: Size = 128
     """Numbers in a hidden state, per direction."""
-    num_layers: Positive = 1
+    num_layers: Size = 1
     """Recurrent layers, one on top of the other."""
     bidirectional: bool = False
     """Read each sequence in both directions."""
@@ -181,11 +200,11 @@ class TrainingConfig(Section):
     """Steps between checkpoints; 0 = at each evaluation."""
     seed: Count = 42
     """Of initial weights, order of examples and dropout."""
-    device: str = "auto"
+    device: Text = "auto"
     """auto, cpu, cuda, cuda:1, ..."""
     precision: Literal["float32", "float64"] = "float32"
     """Arithmetic of the model and of its training."""
-    threads: Count = 0
+    threads: Annotated[int, Field(ge=0, le=1024)] = 0
     """CPU threads; 0 = PyTorch's choice."""
 
     @model_validator(mode="after")
@@ -207,7 +226,7 @@ class Config(Section):
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     training: TrainingConfig = TrainingConfig()
-    output_dir: Path | None = None
+    output_dir: Annotated[Path, BeforeValidator(_text), BeforeValidator(_not_empty)] | None = None
     """Folder of the run; without one, runs/TASK-DATE-TIME."""
 
 
@@ -219,15 +238,27 @@ def parse_config(values: Mapping[str, Any], source: str = "configuration") -> Co
         raise ConfigError("\n".join(f"{source}: {_mistake(details)}" for details in error.errors())) from None
 
 
+class _Loader(yaml.SafeLoader):
+    """A key given twice is an error: YAML would silently take the last one."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        names = [key.value for key, _ in node.value]
+        for key, _ in node.value:
+            if names.count(key.value) > 1:
+                raise ComposerError(None, None, f"the key {key.value!r} is given twice", key.start_mark)
+        return node
+
+
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """The mapping in a YAML file. ConfigError names the file, and the line of a syntax error."""
     try:
-        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        values = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date or a number that is none
         raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
     if values is None:
         return {}

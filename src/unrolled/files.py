@@ -5,16 +5,36 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file beside itself, flush it to the disk, and rename it into place."""
-    draft = path.with_name(f".{path.name}.draft")
-    draft.write_text(text, encoding="utf-8")
-    flush(draft)
-    draft.replace(path)
+    """Write a file beside itself, flush it to the disk, and rename it into place; a pipe or a device is written to.
+
+    Errors: OSError that names the path.
+    """
+    with named(path):
+        if path.is_dir() or (path.exists() and not path.is_file()):
+            path.write_text(text, encoding="utf-8")
+            return
+        path = path.resolve()  # what a link points to is replaced, not the link
+        draft = path.with_name(f".{path.name}.draft")
+        draft.write_text(text, encoding="utf-8")
+        flush(draft)
+        draft.replace(path)
+
+
+@contextmanager
+def named(path: Path) -> Iterator[None]:
+    """An OSError from within names this path, unless it names one already: a full disk does not."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -27,7 +47,11 @@ def to_json(value: Any, indent: int | None = None) -> str:
 
 
 def read_json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
+    """Errors: ValueError that names the file where it is damaged."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: damaged, {error}") from None
 
 
 def flush(path: Path, recursive: bool = True) -> None:

@@ -36,6 +36,9 @@ app.command(config)
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and leave by SystemExit with its exit code. A user's mistake is a message, never a traceback."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed by the caller, as by >&-
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
     if "OMP_WAIT_POLICY" not in os.environ:  # before torch loads: threads that spin long ruin a machine with other work
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
@@ -55,10 +58,10 @@ def run(arguments: Sequence[str]) -> int:
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
         return _complain(place + (error.strerror or str(error)))
-    except (ValueError, TypeError, RuntimeError) as error:
+    except (ValueError, TypeError, RuntimeError, ImportError) as error:
         if not _ours(error.__traceback__):
             raise
-        return _complain(str(error), code=2 if isinstance(error, ValueError | TypeError) else 1)
+        return _complain(str(error), code=2 if isinstance(error, ValueError | TypeError | ImportError) else 1)
     return int(code or 0)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_format
 from pathlib import Path
 from typing import Any
 
@@ -77,13 +76,19 @@ def describe_installation() -> dict[str, Any]:
 
 def describe_run(run: Path) -> dict[str, Any]:
     """Read from the files of the run alone: without PyTorch."""
+    from safetensors import SafetensorError, safe_open
+
+    from unrolled.files import read_json
     from unrolled.run import model_folder, read_config
 
     folder = model_folder(run)
     config = read_config(folder / "config.json")
-    with (folder / "model.safetensors").open("rb") as file:
-        header = json_format.loads(file.read(int.from_bytes(file.read(8), "little")))
-    sizes = [tensor["shape"] for name, tensor in header.items() if name != "__metadata__"]
+    weights = folder / "model.safetensors"
+    try:
+        with safe_open(weights, framework="numpy") as file:
+            sizes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{weights}: damaged, {error}") from None
     facts: dict[str, Any] = {
         "model": str(folder),
         "task": config.task,
@@ -92,8 +97,13 @@ def describe_run(run: Path) -> dict[str, Any]:
     }
     finished = run / "metrics.json"
     if finished.exists():
-        summary = json_format.loads(finished.read_text(encoding="utf-8"))
-        facts |= {key: summary.pop(key) for key in ("steps", "best_step", "stopped")}
+        summary = read_json(finished)
+        numbers = ("steps", "best_step", "stopped")
+        if not isinstance(summary, dict) or not summary.keys() >= set(numbers):
+            raise ValueError(f"{finished}: damaged, expected {', '.join(numbers)}")
+        facts |= {key: summary.pop(key) for key in numbers}
+        if not all(isinstance(part, dict) for part in summary.values()):
+            raise ValueError(f"{finished}: damaged, expected the scores of each part of the data")
         facts["metrics"] = summary
     return facts
 

@@ -65,10 +65,14 @@ def predict(
     json
         One JSON object a line, instead of the label alone (with probabilities: tab-separated LABEL=PROBABILITY).
     """
+    if file != "-" and file.startswith("-") and not Path(file).exists():
+        raise ValueError(f"there is no option {file}; unrolled predict --help lists them")
     from unrolled.data.readers import read_inputs
     from unrolled.run import load
 
     model = load(run)
+    if file == "-" and sys.stdin.isatty():
+        print("reading lines from the terminal until Ctrl-D", file=sys.stderr)
     source, content = ("<stdin>", sys.stdin.buffer.read()) if file == "-" else (file, None)
     inputs = read_inputs(source, model.config.data, content)
     lines = []

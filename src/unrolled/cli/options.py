@@ -7,9 +7,9 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
-from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from cyclopts import Group, Parameter
 
@@ -41,11 +41,27 @@ def _option(name: str, short: bool) -> inspect.Parameter:
         negative=[re.sub(r"([^.-][^.]*)$", r"no-\1", form) for form in names] if field.annotation is bool else (),
         group=Group(section.capitalize() or "Run", sort_key=("", "data", "model", "training").index(section) + 1),
         help=f"{field.description}{default}",
+        converter=_whole if _bare(field.annotation) is int else None,
     )
-    kind: Any = field.annotation
+    kind: Any = _bare(field.annotation)
     annotation = Annotated[kind | None, parameter]
     keyword = name.replace(".", "__")
     return inspect.Parameter(keyword, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _bare(annotation: Any) -> Any:
+    """The type without None and without what Pydantic is told about it."""
+    while get_origin(annotation) in (Annotated, Union, UnionType):
+        annotation = get_args(annotation)[0]
+    return annotation
+
+
+def _whole(kind: Any, tokens: Sequence[Any]) -> int:
+    """A whole number as a file would have it: cyclopts alone would round 1.5."""
+    text = tokens[0].value
+    if not re.fullmatch(r"[+-]?[0-9]{1,99}", text):
+        raise ValueError(f'unable to convert "{text[:40]}" into int.')
+    return int(text)
 
 
 def dashes(arguments: Sequence[str]) -> list[str]:
@@ -67,13 +83,15 @@ def resolve(what: str, flags: Mapping[str, Any], environment: Mapping[str, str])
 
 def read_what(what: str) -> dict[str, Any]:
     """The values WHAT stands for: a YAML file, a task or a recipe."""
-    if what.endswith((".yaml", ".yml")) or Path(what).is_file():
+    if what.endswith((".yaml", ".yml")):
         return read_yaml(what)
     recipes = recipe_files()
     if what in TASKS:
         return {"task": what}
     if what in recipes:
         return read_yaml(recipes[what])
+    if Path(what).is_file():
+        return read_yaml(what)
     close = get_close_matches(what, [*TASKS, *recipes], n=1)
     if (Path(what) / "config.yaml").is_file():
         close = [str(Path(what) / "config.yaml")]
@@ -84,7 +102,7 @@ def read_what(what: str) -> dict[str, Any]:
 
 
 def recipe_files() -> dict[str, Path]:
-    folder = Path(str(files("unrolled"))) / "recipes"
+    folder = Path(__file__).parents[1] / "recipes"
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 

@@ -8,7 +8,8 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
@@ -34,8 +35,10 @@ def train(
 ) -> int:
     """Train a model and leave a run folder.
 
-    Options are also read from the environment, as UNROLLED_TRAINING_EPOCHS. A flag wins over the file, the file over
-    the environment. Two processes: torchrun --nproc_per_node=2 -m unrolled train ...
+    A flag wins over the file, the file over the environment, where an option is
+    named like UNROLLED_TRAINING_EPOCHS.
+
+    Two processes: torchrun --nproc_per_node=2 -m unrolled train ...
 
     Parameters
     ----------
@@ -61,6 +64,8 @@ def train(
         else:
             print(result.folder)
             tables.scores(result.metrics)
+            if not quiet:
+                _say(f"to use it: unrolled predict {shlex.quote(str(result.folder))} FILE")
     return 0
 
 
@@ -84,7 +89,10 @@ def _shown(quiet: bool) -> Iterator[Callable[[Progress], None] | None]:
         yield None
         return
     console = Console(stderr=True)
-    log, handler = logging.getLogger("unrolled"), _Lines(console)
+    log = logging.getLogger("unrolled")
+    handler = _Lines(
+        partial(console.print, markup=False, highlight=False, soft_wrap=True) if console.is_terminal else _say
+    )
     log.addHandler(handler)
     try:
         if not console.is_terminal:
@@ -92,7 +100,7 @@ def _shown(quiet: bool) -> Iterator[Callable[[Progress], None] | None]:
             return
         columns = (BarColumn(), TextColumn("{task.percentage:3.0f}%  {task.description}"))
         with Bar(*columns, console=console, transient=True) as bar:
-            task = bar.add_task("", total=1.0)
+            task = bar.add_task("reading", total=1.0)
             shown_at = 0.0
 
             def show(now: Progress) -> None:
@@ -116,12 +124,20 @@ def describe(now: Progress) -> str:
 
 
 class _Lines(logging.Handler):
-    """Log lines through the console, so that they do not run into the bar."""
+    """Log lines; on a terminal through the console, so that they do not run into the bar."""
 
-    def __init__(self, console: Any) -> None:
+    def __init__(self, show: Callable[[str], None]) -> None:
         super().__init__(logging.INFO)
-        self.console = console
+        self.show = show
 
     def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno >= logging.ERROR:
+            return  # raised as well, and said at the end
         prefix = f"{record.levelname.lower()}: " if record.levelno > logging.INFO else ""
-        self.console.print(prefix + record.getMessage(), markup=False, highlight=False, soft_wrap=True)
+        self.show(prefix + record.getMessage())
+
+
+def _say(line: str) -> None:
+    """A training goes on when nobody reads its log any more."""
+    with suppress(OSError):
+        print(line, file=sys.stderr, flush=True)

@@ -68,14 +68,14 @@ def _content(source: str | Path) -> bytes:
 def _decode(source: str | Path, content: bytes, data: DataConfig) -> str:
     try:
         return content.decode(data.encoding).removeprefix("\ufeff")
-    except LookupError:
-        raise DataError(f"{source}: data.encoding = {data.encoding!r} is not an encoding Python knows") from None
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise DataError(
             f"{source}, line {line}: not {data.encoding} (byte 0x{content[error.start]:02x}: {error.reason}); "
             "name the file's encoding with data.encoding"
         ) from None
+    except (LookupError, UnicodeError):
+        raise DataError(f"{source}: data.encoding = {data.encoding!r} is not an encoding Python knows") from None
 
 
 def _lines(text: str) -> list[str]:

@@ -73,8 +73,11 @@ def _bpe(texts: Sequence[str], data: DataConfig) -> Tokenizer:
     tokenizer.normalizer = _normalizer(data)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
+    most = 256 + 16 * sum(
+        map(len, texts)
+    )  # no more merges than bytes; the library reserves memory for all it may learn
     trainer = trainers.BpeTrainer(
-        vocab_size=data.vocabulary_size,
+        vocab_size=min(data.vocabulary_size, most),
         min_frequency=data.min_frequency,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,

@@ -28,12 +28,12 @@ class Row(NamedTuple):
 
 
 def check_label(value: Any, where: str) -> str:
-    """A label as text, without surrounding blanks; numbers, true and false become their JSON text."""
-    if isinstance(value, bool | int | float):
+    """A label as text on one line: no blanks around it, single ones inside; numbers and booleans as their JSON text."""
+    if isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
         return json.dumps(value)
     if not isinstance(value, str):
         raise DataError(f"{where}: a label is a text or a number, found {kind(value)}")
-    label = _unicode(value.strip(), where)
+    label = _unicode(" ".join(value.split()), where)
     if not label:
         raise DataError(f"{where}: the label is empty")
     return label

@@ -119,7 +119,7 @@ class ClassifyTask:
     def metrics(self, model: nn.Module, examples: Sequence[Example], batch_size: int = 256) -> dict[str, Any]:
         """Scores on examples: loss (mean cross-entropy without weights or smoothing) and those of `tasks.metrics`.
 
-        "confusion" has a row for each true label, in the order of "labels".
+        "confusion" counts, for each true label, the labels it was given; what never occurs is left out.
         """
         logits = self._logits(model, examples, batch_size)
         targets = torch.tensor([e.target for e in examples], dtype=torch.int64)
@@ -134,7 +134,7 @@ class ClassifyTask:
             "examples": len(examples),
             "per_class": metrics.per_class(confusion, self.labels),
             "labels": self.labels,
-            "confusion": confusion.tolist(),
+            "confusion": metrics.counts(confusion, self.labels),
         }
 
     def predictions(
@@ -150,7 +150,10 @@ class ClassifyTask:
         inputs = [value.tolist() if isinstance(value, np.ndarray | Tensor) else value for value in inputs]
         checked = [check_input(value, self.config.data, place) for value, place in zip(inputs, where, strict=True)]
         encoded = [Example(array, 0, i) for i, array in enumerate(self._encode(checked, where))]
-        shares = self._logits(model, encoded, batch_size).softmax(1)
+        logits = self._logits(model, encoded, batch_size)
+        for i in (~logits.isfinite()).any(1).nonzero().flatten().tolist():
+            raise DataError(f"input {i}: the model's scores are not finite; is it of the size of the training data?")
+        shares = logits.softmax(1)
         results: list[dict[str, Any]] = []
         for row in shares.tolist():
             best = max(range(len(row)), key=row.__getitem__)
@@ -174,10 +177,13 @@ class ClassifyTask:
         config = parse_config(_read_json(folder / "config.json"), str(folder / "config.json"))
         encoder: Tokenizer | Scaler
         if config.data.values_column is not None:
-            encoder = Scaler.from_json(_read_json(folder / "scaler.json"))
+            encoder = Scaler.from_json(_read_json(folder / "scaler.json"), str(folder / "scaler.json"))
         else:
             encoder = load_tokenizer(folder / "tokenizer.json")
-        return cls(config, encoder, _read_json(folder / "labels.json"))
+        labels = _read_json(folder / "labels.json")
+        if not isinstance(labels, list) or not labels or not all(isinstance(label, str) for label in labels):
+            raise DataError(f"{folder / 'labels.json'}: damaged, expected a list of texts")
+        return cls(config, encoder, labels)
 
     def _encode(self, inputs: Sequence[Any], where: Sequence[str]) -> list[NDArray[Any]]:
         if isinstance(self.encoder, Scaler):

@@ -33,14 +33,22 @@ def majority_baseline(confusion: NDArray[np.int64]) -> float:
 def per_class(confusion: NDArray[np.int64], labels: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Precision, recall, F1 (their harmonic mean) and the number of true examples of each class."""
     table = {}
-    for i, label in enumerate(labels):
-        hits, true, predicted = confusion[i, i], confusion[i].sum(), confusion[:, i].sum()
+    sums = np.diag(confusion), confusion.sum(1), confusion.sum(0)
+    for label, hits, true, predicted in zip(labels, *sums, strict=True):
         table[label] = {
             "precision": _ratio(hits, predicted),
             "recall": _ratio(hits, true),
             "f1": _ratio(2 * hits, true + predicted),
             "count": int(true),
         }
+    return table
+
+
+def counts(confusion: NDArray[np.int64], labels: Sequence[str]) -> dict[str, dict[str, int]]:
+    """{true label: {predicted label: count}} without the zeros, of which many classes have very many."""
+    table: dict[str, dict[str, int]] = {}
+    for true, predicted in np.argwhere(confusion).tolist():
+        table.setdefault(labels[true], {})[labels[predicted]] = int(confusion[true, predicted])
     return table
 
 

@@ -6,7 +6,9 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from unrolled.files import flush
+from safetensors import SafetensorError
+
+from unrolled.files import flush, named
 
 
 def commit(folder: Path, write: Callable[[Path], None]) -> None:
@@ -17,10 +19,14 @@ def commit(folder: Path, write: Callable[[Path], None]) -> None:
     """
     settle(folder)
     draft, new = _beside(folder, "draft"), _beside(folder, "new")
-    draft.mkdir(parents=True)
-    write(draft)
-    _open_to_readers(draft)
-    flush(draft)
+    try:
+        with named(draft):
+            draft.mkdir(parents=True)
+            write(draft)
+            _open_to_readers(draft)
+            flush(draft)
+    except SafetensorError as error:
+        raise OSError(f"{draft}: {error}") from None
     draft.rename(new)
     flush(folder.parent, recursive=False)
     settle(folder)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import platform
 import sys
 import tempfile
 import time
 import zlib
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,13 @@ from unrolled.config import Config, option_names, parse_config, read_yaml, to_ya
 from unrolled.files import read_json, to_json, write_json, write_text
 from unrolled.training import checkpoint
 from unrolled.training.task import Task
+
+try:
+    import fcntl
+except ModuleNotFoundError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+log = logging.getLogger("unrolled")
 
 RESUMABLE = (  # options that may change when a run is resumed; the data must be the same wherever their files lie
     *("training.epochs", "training.max_steps", "training.patience", "training.checkpoint_every"),
@@ -34,6 +44,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._lock: int | None = None
         self.config, self.environment = path / "config.yaml", path / "environment.json"
         self.metrics_lines, self.metrics, self.log = path / "metrics.jsonl", path / "metrics.json", path / "train.log"
         self.best, self.last = path / "model-best", path / "model-last"
@@ -44,7 +55,14 @@ class RunFolder:
             raise ValueError("--resume continues a run and --overwrite begins it again: choose one")
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"output_dir {self.path} is a file, expected a folder")
-        if not self.path.exists() or not any(self.path.iterdir()) or overwrite:
+        if not self.path.exists() or not any(self.path.iterdir()):
+            return
+        if overwrite:
+            if not self.environment.exists():
+                raise ValueError(
+                    f"the folder {self.path} is not empty and holds no run, it has no environment.json: "
+                    "--overwrite replaces runs alone, choose another --output-dir"
+                )
             return
         if not resume:
             raise ValueError(
@@ -67,6 +85,7 @@ class RunFolder:
     def begin(self, config: Config, fabric: Fabric, resumed: bool) -> None:
         """Clear the files of an earlier run unless it is resumed, and write down configuration and machine."""
         self.path.mkdir(parents=True, exist_ok=True)
+        self.lock()
         if not resumed:
             for name in _FILES:
                 (self.path / name).unlink(missing_ok=True)
@@ -74,15 +93,38 @@ class RunFolder:
                 checkpoint.remove(folder)
         checkpoint.settle(self.best)
         checkpoint.settle(self.last)
-        write_text(self.config, to_yaml(config))
         here = describe_environment(fabric)
         if resumed and self.environment.exists():
-            here = read_json(self.environment) | {"resumed": [*self.sessions(), here]}
+            before = read_json(self.environment)
+            if not isinstance(before, dict):
+                raise ValueError(f"{self.environment}: damaged, expected an object")
+            here = before | {"resumed": [*before.get("resumed", []), here]}
         write_json(self.environment, here)
+        write_text(self.config, to_yaml(config))
+
+    def lock(self) -> None:
+        """Keep other processes from writing here until `unlock`, or until this one ends. ValueError where one does."""
+        if fcntl is None:
+            return
+        self._lock = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"another process is training in the folder {self.path}") from None
+        except OSError as error:  # a file system without locks
+            log.debug("%s: not locked (%s)", self.path, error)
+
+    def unlock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     def check_same_data(self, task: Task) -> None:
         """ValueError where the data of today do not give the task and the examples of the checkpoint."""
-        changed = [] if read_json(self.last / "trainer_state.json")["data"] == digests(task) else ["examples"]
+        state = read_json(self.last / "trainer_state.json")
+        if not isinstance(state, dict) or "data" not in state:
+            raise ValueError(f"{self.last / 'trainer_state.json'}: damaged, it does not say what data it is of")
+        changed = [] if state["data"] == digests(task) else ["examples"]
         with tempfile.TemporaryDirectory() as temporary:
             task.save(Path(temporary))
             for now in sorted(set(Path(temporary).iterdir()) - {Path(temporary, "config.json")}):
@@ -92,27 +134,32 @@ class RunFolder:
         if changed:
             raise ValueError(f"cannot resume {self.path}: the data have changed, they give other {', '.join(changed)}")
 
-    def sessions(self) -> list[Any]:
-        resumed: list[Any] = read_json(self.environment).get("resumed", [])
-        return resumed
-
     def add_metrics(self, line: dict[str, Any]) -> None:
         with self.metrics_lines.open("a", encoding="utf-8") as file:
             file.write(to_json(line) + "\n")
 
     def forget_metrics_after(self, step: int) -> None:
-        """Drop the evaluations made after the checkpoint of `step`: they will be made again."""
+        """Drop the evaluations made after the checkpoint of `step`, to be made again, and half written lines."""
+
+        def keep(line: str) -> bool:
+            with suppress(ValueError, KeyError, TypeError):
+                return bool(json.loads(line)["step"] <= step)
+            return False
+
         if self.metrics_lines.exists():
-            lines = self.metrics_lines.read_text(encoding="utf-8").splitlines()
-            kept = [line for line in lines if line.endswith("}") and json.loads(line)["step"] <= step]
-            write_text(self.metrics_lines, "".join(line + "\n" for line in kept))
+            lines = self.metrics_lines.read_text(encoding="utf-8", errors="replace").splitlines()
+            write_text(self.metrics_lines, "".join(line + "\n" for line in lines if keep(line)))
 
 
 def default_path(config: Config) -> Path:
-    """runs/TASK-DATE-TIME, with a number behind it where that is taken."""
+    """runs/TASK-DATE-TIME, with a number behind it where that is taken; made at once, so that it is nobody else's."""
     name = f"{config.task}-{time.strftime('%Y%m%d-%H%M%S')}"
-    candidates = (Path("runs") / (name if i == 0 else f"{name}-{i}") for i in range(1000))
-    return next(path for path in candidates if not path.exists())
+    for i in count():
+        path = Path("runs") / (name if i == 0 else f"{name}-{i}")
+        with suppress(FileExistsError):
+            path.mkdir(parents=True)
+            return path
+    raise AssertionError
 
 
 def describe_environment(fabric: Fabric) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import torch
 from lightning_fabric import Fabric
+from safetensors import SafetensorError
 from safetensors.torch import load_model, save_file, save_model
 from torch import Tensor
 
@@ -83,15 +84,18 @@ class Trainer:
                 log.warning(note)
 
     def restore(self, last: Path) -> None:
-        load_model(self.module, last / "model.safetensors")
-        load_optimizer(self.optimizer.optimizer, self.module, last / "optimizer.safetensors")
-        state = read_json(last / "trainer_state.json")
-        self.step = self.saved_at = state["step"]
-        self.evaluated_at, self.loss_sum, self.loss_count = (
-            state[key] for key in ("evaluated_at", "loss_sum", "loss_count")
-        )
-        self.sampler.load_state_dict(state["sampler"])
-        self.schedule = Schedule(**state["schedule"])
+        try:
+            load_model(self.module, last / "model.safetensors")
+            load_optimizer(self.optimizer.optimizer, self.module, last / "optimizer.safetensors")
+            state = read_json(last / "trainer_state.json")
+            self.step = self.saved_at = state["step"]
+            self.evaluated_at, self.loss_sum, self.loss_count = (
+                state[key] for key in ("evaluated_at", "loss_sum", "loss_count")
+            )
+            self.sampler.load_state_dict(state["sampler"])
+            self.schedule = Schedule(**state["schedule"])
+        except (OSError, RuntimeError, ValueError, KeyError, TypeError, SafetensorError) as error:
+            raise ValueError(f"{last}: this checkpoint is damaged ({error}); begin again with --overwrite") from None
         if self.fabric.is_global_zero:
             self.folder.forget_metrics_after(self.step)
             log.info("resumed after step %d", self.step)
@@ -199,7 +203,7 @@ class Trainer:
             self.folder.add_metrics(line | {"best": better})
             names = dict.fromkeys(("train_loss", "valid_loss", f"valid_{self.training.metric}"))
             shown = "  ".join(f"{name} {line[name]:.4f}" for name in names if name in line)
-            log.info("epoch %.2f  step %d  %s%s", line["epoch"], self.step, shown, "  (best)" if better else "")
+            log.info("epoch %.2f  %s%s", line["epoch"], shown, "  best" if better else "")
 
     def check_weights(self) -> None:
         """A finite gradient times a huge learning rate can still spoil the weights: those are never kept."""
@@ -245,7 +249,11 @@ class Trainer:
             if not self.valid:
                 checkpoint.commit(self.folder.best, self.write_model)
                 self.schedule.best_step = self.step
-            load_model(self.module, self.folder.best / "model.safetensors")
+            best = self.folder.best / "model.safetensors"
+            try:
+                load_model(self.module, best)
+            except (OSError, RuntimeError, SafetensorError) as error:
+                raise ValueError(f"{best}: damaged, {error}") from None
         parts = [name for name in self.task.splits if name != "train"]
         scores = on_first(self.fabric, lambda: {name: self.score(self.task.splits[name]) for name in parts})
         result = RunResult(self.folder.path, self.step, self.schedule.best_step, self.stopped, scores)

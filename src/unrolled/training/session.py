@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 from lightning_fabric import Fabric
+from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 
 from unrolled.config import TrainingConfig
 
@@ -59,6 +60,7 @@ def _fabric(training: TrainingConfig) -> Fabric:
         num_nodes=processes // here,
         strategy="ddp" if processes > 1 else "auto",
         precision=_PRECISION[training.precision],  # type: ignore[arg-type]
+        plugins=LightningEnvironment() if processes == 1 else None,  # else a batch system's variables are obeyed
     )
     fabric.launch()
     return fabric

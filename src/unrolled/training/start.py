@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from unrolled.config import Config
@@ -29,16 +29,25 @@ def fit(
     if config.output_dir is None and resume:
         raise ValueError("to resume a run, say which: its folder is output_dir")
     with session(config.training) as fabric, Signals() as signals:
+        chosen = config.output_dir is None
         path = config.output_dir or on_first(fabric, lambda: default_path(config))
         config, folder = config.model_copy(update={"output_dir": path}), RunFolder(path)
-        on_first(fabric, lambda: folder.check(config, resume, overwrite))
-        trainer = Trainer(prepare(config), config, folder, fabric, signals, progress)
-        last = on_first(fabric, lambda: trainer.begin(resume))
-        with _logged_to(folder.log, fabric.is_global_zero):
-            trainer.describe()
-            if last:
-                trainer.restore(last)
-            return trainer.run()
+        try:
+            on_first(fabric, lambda: folder.check(config, resume, overwrite))
+            trainer = Trainer(prepare(config), config, folder, fabric, signals, progress)
+            last = on_first(fabric, lambda: trainer.begin(resume))
+            with _logged_to(folder.log, fabric.is_global_zero):
+                trainer.describe()
+                if last:
+                    trainer.restore(last)
+                elif resume and fabric.is_global_zero:
+                    log.info("no checkpoint in %s: the run begins", path)
+                return trainer.run()
+        finally:
+            folder.unlock()
+            if chosen and fabric.is_global_zero:
+                with suppress(OSError):  # a folder that stayed empty goes again
+                    path.rmdir()
 
 
 @contextmanager

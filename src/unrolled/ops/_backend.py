@@ -82,9 +82,9 @@ def full_precision(*tensors: Tensor) -> tuple[Tensor, ...]:
 def one_kind(name: str, *tensors: Tensor | None) -> None:
     """TypeError, with what was found, unless all have one dtype and one device."""
     given = [t for t in tensors if t is not None]
-    kinds = dict.fromkeys((t.dtype, t.device) for t in given)
-    if len(kinds) > 1:
-        found = ", ".join(f"{dtype} on {device}" for dtype, device in kinds)
+    dtype, device = given[0].dtype, given[0].device
+    if any(t.dtype is not dtype or t.device != device for t in given):
+        found = ", ".join(dict.fromkeys(f"{t.dtype} on {t.device}" for t in given))
         raise TypeError(f"{name}: inputs, states and parameters must have one dtype and device, found {found}")
 
 

@@ -10,7 +10,7 @@ template <class T>
 struct Gru {
   using V = Vec<T>;
   static constexpr int kGates = 3, kKept = 4;
-  static constexpr bool kMemory = false, kSplit = true;
+  static constexpr bool kMemory = false, kSplit = true, kDirect = true;
 
   static void forward(const V u[3], const V v[3], V h_prev, V, V& h, V&, V kept[4]) {
     const V r = vsigmoid(u[0] + v[0]);     // (3)

@@ -10,7 +10,7 @@ template <class T>
 struct Lstm {
   using V = Vec<T>;
   static constexpr int kGates = 4, kKept = 4;
-  static constexpr bool kMemory = true, kSplit = false;
+  static constexpr bool kMemory = true, kSplit = false, kDirect = false;
 
   static void forward(const V u[4], const V v[4], V, V c_prev, V& h, V& c, V kept[4]) {
     const V i = vsigmoid(u[0] + v[0]);  // (3)

@@ -4,7 +4,8 @@
 //   struct Cell {
 //     static constexpr int kGates, kKept;        // G, S of core.h
 //     static constexpr bool kMemory;             // has a second state c
-//     static constexpr bool kSplit;              // du and dv differ (else dv is du)
+//     static constexpr bool kSplit;              // du and dv differ (else dv is du, and u and v matter by their sum)
+//     static constexpr bool kDirect;             // h reaches the next h other than through v: dh_prev is not 0
 //     static void forward(const V u[G], const V v[G], V h, V c, V& h_next, V& c_next, V kept[S]);
 //     static void backward(V dh, V dc, const Point&, const V kept[S], V du[G], V dv[G], V& dh_prev, V& dc_prev);
 //   };
@@ -137,7 +138,8 @@ struct ForwardTask {
             V us[G], vs[G], kept[S + 1], h, memory{};
             UNROLL for (int g = 0; g < G; ++g) {
               us[g] = load(u_step + r * ld + c0 + c + g * W) + load(bias_ih + c0 + c + g * W);
-              vs[g] = load(tile + (r - r0) * Gates::kGroup + c + g * W) + load(bias_hh + c0 + c + g * W);
+              vs[g] = load(tile + (r - r0) * Gates::kGroup + c + g * W);
+              if (Cell::kSplit) vs[g] += load(bias_hh + c0 + c + g * W);
             }
             Cell::forward(us, vs, load(h_before[r] + unit, left), Cell::kMemory ? load(c_before[r] + unit, left) : V{}, h,
                           memory, kept);
@@ -260,7 +262,8 @@ struct BackwardTask {
         const int64_t i = done + r;
         for (int64_t u = 0; u < units; u += W) {
           const int64_t unit = unit0 + u, left = H - unit;
-          V dhs = load(p.dy + row[i] * DH + d * H + unit, left) + load(dh + r * ld_h + unit);
+          V dhs = load(p.dy + row[i] * DH + d * H + unit, left);
+          if (Cell::kDirect || !through_v) dhs += load(dh + r * ld_h + unit);  // at a sequence's end: dh_last
           if (through_v) dhs += load(through_v + u);
           const V dcs = Cell::kMemory ? load(dc + r * ld_h + unit) : V{};
           Point<T> at{load(h[r] + unit, left), {}, load(h_prev_row[i] + unit, left), {}};
@@ -273,7 +276,7 @@ struct BackwardTask {
             store(du_block + place, dus[g]);
             if (Cell::kSplit) store(dv_block + place, dvs[g]);
           }
-          store(dh + r * ld_h + unit, dh_prev);
+          if (Cell::kDirect) store(dh + r * ld_h + unit, dh_prev);
           if (Cell::kMemory) store(dc + r * ld_h + unit, dc_prev);
         }
       };
@@ -380,7 +383,8 @@ void backward_task(const RecurrentBackward<T>& p, const Task& task, const T* pac
       for (int64_t r = 0; r < height; ++r)
         for (int64_t u = 0; u < units; u += Backward::W) {
           T* const sum = s.dh + (r0 + r) * ld_h + unit0 + u;
-          store(sum, load(sum) + load(s.tile + r * kPanel<T> + u));
+          const Vec<T> through_v = load(s.tile + r * kPanel<T> + u);
+          store(sum, Cell::kDirect ? load(sum) + through_v : through_v);
         }
     });
   });
@@ -422,6 +426,7 @@ void recurrent_forward(const RecurrentForward<T>& p) {
       const int64_t row = Gates::row(c, z.H);
       bias_ih[c] = row >= 0 && p.bias_ih ? p.bias_ih[d * GH + row] : 0;
       bias_hh[c] = row >= 0 && p.bias_hh ? p.bias_hh[d * GH + row] : 0;
+      if (!Cell::kSplit) bias_ih[c] += bias_hh[c];  // only their sum matters
     }
   });
   parallel_for(threads, schedule.tasks(), [&](int64_t i) {

@@ -10,7 +10,7 @@ template <class T, bool kRelu>
 struct Rnn {
   using V = Vec<T>;
   static constexpr int kGates = 1, kKept = 0;
-  static constexpr bool kMemory = false, kSplit = false;
+  static constexpr bool kMemory = false, kSplit = false, kDirect = false;
 
   static void forward(const V u[1], const V v[1], V, V, V& h, V&, V*) {
     const V a = u[0] + v[0];

@@ -14,15 +14,29 @@ from unrolled.ragged import all_rows
 State = tuple[Tensor, ...]  # (h,) or (h, c), each (n, H)
 
 
+class Reset(NamedTuple):
+    """A gate that multiplies h before the last H rows of W_hh do: `forward(u, v) -> r`, of the rows of v before them.
+
+    `backward(dr, kept) -> da`, the gradient of the first H numbers of u and of v.
+    """
+
+    forward: Callable[[Tensor, Tensor], Tensor]
+    backward: Callable[[Tensor, Any], Tensor]
+
+
 class Cell(NamedTuple):
     """The pointwise algebra of one step and its gradient; a new cell is such a pair.
 
     `forward(u, v, *before) -> (after, kept)` with u = W_ih x + b_ih and v = W_hh h + b_hh, both (n, G * H).
     `backward(dafter, after, before, kept) -> (du, dv, dbefore)`, dbefore without what h receives through v.
+    Cells with `weights` of their own or a `reset` need `recurrent_options`: both functions take those weights at the
+    end, and the backward gives their gradients at the end, a tuple.
     """
 
-    forward: Callable[..., tuple[State, State]]
-    backward: Callable[..., tuple[Tensor, Tensor, State]]
+    forward: Callable[..., tuple[State, Any]]
+    backward: Callable[..., Any]
+    weights: tuple[str, ...] = ()
+    reset: Reset | None = None
 
 
 class RecurrenceSaved(NamedTuple):
@@ -36,6 +50,7 @@ class RecurrenceSaved(NamedTuple):
     weight_hh: Float[Tensor, "GH H"]
     steps: Sequence[Int[Tensor, "_"]]
     cell: Cell
+    bptt: int
 
 
 class RecurrenceGrads(NamedTuple):
@@ -45,6 +60,12 @@ class RecurrenceGrads(NamedTuple):
     dweight_hh: Float[Tensor, "GH H"]
     dbias_ih: Float[Tensor, "GH"]
     dbias_hh: Float[Tensor, "GH"]
+    dstate: State  # each (N, H): the total derivative with respect to the state after each token
+
+
+def cuts(bptt: int, t: int) -> bool:
+    """Whether truncated back-propagation lets no gradient pass from step t (from 0) to the one before."""
+    return bptt > 0 and t > 0 and t % bptt == 0
 
 
 def recurrence_forward(
@@ -56,6 +77,7 @@ def recurrence_forward(
     bias_ih: Float[Tensor, "GH"] | None,
     bias_hh: Float[Tensor, "GH"] | None,
     steps: Sequence[Int[Tensor, "_"]],
+    bptt: int = 0,
 ) -> tuple[Float[Tensor, "N H"], State, RecurrenceSaved]:
     """One layer in one direction over sequences of any lengths.
 
@@ -77,7 +99,8 @@ def recurrence_forward(
 
     Shapes: x (N, I), one row per token; state0 each (B, H), longest sequence first; G gates one below the other in the
     weights; `steps[t]` (n_t,) the rows of `x` that hold step t of the n_t sequences still alive (`ragged.live_rows`).
-    Returns y (N, H), the last states and `saved`. A row in no step (padding) has y = 0.
+    Returns y (N, H), the last states and `saved`. A row in no step (padding) has y = 0. With `bptt` = k no gradient
+    passes from step t + 1 to step t where k divides t; 0: it passes everywhere.
     Edges: a sequence of length 0 has no row, its last state is the initial one, and so is the gradient.
     Source: Werbos 1990.
     Derivation: docs/en/backpropagation_through_time.md.
@@ -86,9 +109,9 @@ def recurrence_forward(
     u = x[tokens] @ weight_ih.T  # (1)
     u = u if bias_ih is None else u + bias_ih
     state, trail = state0, []
-    for u_t in torch.split(u, [len(rows) for rows in steps]):
+    for t, u_t in enumerate(torch.split(u, [len(rows) for rows in steps])):
         n = len(u_t)
-        before = tuple(s[:n] for s in state)
+        before = tuple(s[:n].detach() if cuts(bptt, t) else s[:n] for s in state)
         v_t = before[0] @ weight_hh.T  # (2)
         v_t = v_t if bias_hh is None else v_t + bias_hh
         after, kept = cell.forward(u_t, v_t, *before)
@@ -104,20 +127,23 @@ def recurrence_forward(
     h, befores, kepts = zip(*trail, strict=True) if trail else ((), (), ())
     before = tuple(by_token(tuple(b[i] for b in befores)) for i in range(len(state0)))
     kept = type(kepts[0])(*map(by_token, zip(*kepts, strict=True))) if kepts else ()
-    return by_token(h), state, RecurrenceSaved(x, before, state, kept, weight_ih, weight_hh, steps, cell)
+    return by_token(h), state, RecurrenceSaved(x, before, state, kept, weight_ih, weight_hh, steps, cell, bptt)
 
 
 def recurrence_backward(dy: Float[Tensor, "N H"], dlast: State, saved: RecurrenceSaved) -> RecurrenceGrads:
     """Back-propagation through time: only the gradient of the state travels, every weight gradient is one product."""
-    x, before, state, kept, weight_ih, weight_hh, steps, cell = saved
+    x, before, state, kept, weight_ih, weight_hh, steps, cell, bptt = saved
     du = dy.new_zeros(len(x), len(weight_hh))
-    dv, dstate = torch.zeros_like(du), dlast
-    for rows in reversed(steps):
+    dv, dstate, dall = torch.zeros_like(du), dlast, tuple(torch.zeros_like(b) for b in before)
+    for t, rows in reversed(list(enumerate(steps))):
         n = len(rows)
         dafter = dy[rows] + dstate[0][:n], *(d[:n] for d in dstate[1:])
+        for total, part in zip(dall, dafter, strict=True):
+            total[rows] = part
         after, before_t = tuple(s[:n] for s in state), tuple(b[rows] for b in before)
         du[rows], dv[rows], dbefore = cell.backward(dafter, after, before_t, tuple(k[rows] for k in kept))
         dbefore = dbefore[0] + dv[rows] @ weight_hh, *dbefore[1:]  # (2)
+        dbefore = tuple(torch.zeros_like(d) if cuts(bptt, t) else d for d in dbefore)
         dstate = tuple(torch.cat([d, rest[n:]]) for d, rest in zip(dbefore, dstate, strict=True))
         state = tuple(torch.cat([b, rest[n:]]) for b, rest in zip(before_t, state, strict=True))
     tokens = all_rows(steps, x.device)
@@ -126,4 +152,4 @@ def recurrence_backward(dy: Float[Tensor, "N H"], dlast: State, saved: Recurrenc
     dweight_ih = du[tokens].T @ x[tokens]  # (1): what lies in the padding of x may be anything
     dbias_ih = du.sum(0)  # (1)
     dx = du @ weight_ih  # (1)
-    return RecurrenceGrads(dx, dstate, dweight_ih, dweight_hh, dbias_ih, dbias_hh)
+    return RecurrenceGrads(dx, dstate, dweight_ih, dweight_hh, dbias_ih, dbias_hh, dall)

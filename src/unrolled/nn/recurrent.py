@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from unrolled.nn._forms import Batch, read
 from unrolled.ops.dropout import dropout
-from unrolled.ops.recurrence import CELLS, recurrence
+from unrolled.ops.recurrence import CELLS, Weights, recurrence
 from unrolled.ragged import Lengths, check_keys
 
 State = Tensor | tuple[Tensor, Tensor]  # h, for the LSTM (h, c)
@@ -116,9 +116,9 @@ class Recurrent(nn.Module):
                 key = key if keys is None else check_keys(keys, form.rows.start.shape[0]).to(key)[key]
                 y = dropout(y, self.dropout, seed.to(key.device), layer - 1, key, t)
             own = slice(layer * self.num_directions, (layer + 1) * self.num_directions)
-            weights = self._joined("weight_ih", layer), self._joined("weight_hh", layer)
-            bias_ih, bias_hh = (self._joined(name, layer) if self.bias else None for name in ("bias_ih", "bias_hh"))
-            y, last = recurrence(self._cell, y, [s[own] for s in initial], *weights, bias_ih, bias_hh, form.rows)
+            names = ("weight_ih", "weight_hh", *(("bias_ih", "bias_hh") if self.bias else ()))
+            weights = Weights(**{name: self._joined(name, layer) for name in names})
+            y, last = recurrence(self._cell, y, [s[own] for s in initial], weights, form.rows)
             lasts.append(last)
         states = lasts[0] if len(lasts) == 1 else tuple(torch.cat(parts) for parts in zip(*lasts, strict=True))
         states = states if form.batched else tuple(s.squeeze(1) for s in states)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from unrolled.nn.recurrent import State
-from unrolled.ops.recurrence import CELLS, recurrence
+from unrolled.ops.recurrence import CELLS, Weights, recurrence
 from unrolled.ragged import Rows
 
 
@@ -65,8 +65,8 @@ class _RecurrentCell(nn.Module):
         sequence = torch.arange(x.shape[0], device=x.device)
         rows = Rows(sequence, 1, torch.ones_like(sequence))
         initial = [s.reshape(1, x.shape[0], self.hidden_size) for s in given]
-        weights = self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh
-        _, last = recurrence(self._cell, x, initial, *weights, rows)
+        weights = Weights(self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh)
+        _, last = recurrence(self._cell, x, initial, weights, rows)
         after = tuple(s.reshape(shape) for s in last)
         return after[0] if states == 1 else after
 

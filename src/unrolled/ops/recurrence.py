@@ -2,68 +2,111 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from unrolled.equations.gru import GRU, GRUGates
-from unrolled.equations.lstm import LSTM, LSTMGates
-from unrolled.equations.recurrence import Cell, RecurrenceSaved, recurrence_backward, recurrence_forward
-from unrolled.equations.rnn import RNN_RELU, RNN_TANH, Nothing
+from unrolled.equations.recurrent_options import Weights as Weights
 from unrolled.ops._backend import arrays, core, equations_only, forward_mode, full_precision, on_core, one_kind
+from unrolled.ops._recurrent import CELLS as CELLS
+from unrolled.ops._recurrent import SCALES, Inputs, Saved
+from unrolled.ops._recurrent_by_equation import equation_backward, equation_forward
 from unrolled.ops._register import apply, backward_op, register, with_signature
-from unrolled.ragged import Rows, live_rows
+from unrolled.ragged import Rows
 
 
-class Kind(NamedTuple):
-    """A cell as the operator sees it."""
+class Zoneout(NamedTuple):
+    """With which probability a unit of h, and of c, keeps its old value; without a seed, that share of it."""
 
-    equation: Cell
-    gates: int  # blocks of H rows in its weights
-    states: int  # h, or h and c
-    kept: Any  # the NamedTuple of what it keeps for the backward
+    h: float
+    c: float
+    seed: Tensor | None  # int64 scalar
+    keys: Tensor  # (B,) int64, in the place of a sequence's index
+    layer: int
 
 
-CELLS = {
-    "rnn_tanh": Kind(RNN_TANH, 1, 1, Nothing),
-    "rnn_relu": Kind(RNN_RELU, 1, 1, Nothing),
-    "lstm": Kind(LSTM, 4, 2, LSTMGates),
-    "gru": Kind(GRU, 3, 1, GRUGates),
-}
+class Record(NamedTuple):
+    """One layer's pass, for analysis: `gates` by name (R, D, H); `gradients` has "dh" and "dc" after the backward.
+
+    dh (R, D * P) and dc (R, D * H): the total derivatives of the loss with respect to the state after each token.
+    """
+
+    cell: str
+    rows: Rows
+    y: Tensor
+    gates: dict[str, Tensor]
+    gradients: dict[str, Tensor]
+
+
+_records: ContextVar[list[Record] | None] = ContextVar("records", default=None)
+
+
+@contextmanager
+def record() -> Iterator[list[Record]]:
+    """Within, each recurrent layer that is to be differentiated adds a Record, in the order of the forward passes."""
+    records: list[Record] = []
+    token = _records.set(records)
+    try:
+        yield records
+    finally:
+        _records.reset(token)
 
 
 def recurrence(
     cell: str,
     x: Tensor,
     state0: Sequence[Tensor],
-    weight_ih: Tensor,
-    weight_hh: Tensor,
-    bias_ih: Tensor | None,
-    bias_hh: Tensor | None,
+    weights: Weights,
     rows: Rows,
+    *,
+    mask: Tensor | None = None,
+    zoneout: Zoneout | None = None,
+    bptt: int = 0,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """One recurrent layer in D = 1 or 2 directions; the equations are in `equations.recurrence` and the cell's file.
 
-    Shapes: x (R, I); state0 (h0,), for the LSTM (h0, c0), each (D, B, H); weight_ih (D * G * H, I), weight_hh
-    (D * G * H, H), bias_ih and bias_hh (D * G * H,) or None: the directions one below the other; `rows` says where the
-    steps of each sequence lie among the R. Returns y (R, D * H), the directions side by side, and the last states, like
-    state0. A row of no sequence has y = 0.
+    Shapes: x (R, I); state0 (h0,), for an LSTM (h0, c0): (D, B, P) and (D, B, H), P = H without a projection; weights
+    as in `equations.recurrent_options`, the directions one below the other: weight_ih (D * G * H, I) ...; `rows` says
+    where the steps of each sequence lie among the R; mask (D, B, P). Returns y (R, D * P), the directions side by side,
+    and the last states, like state0. A row of no sequence has y = 0.
     Errors: a second derivative is refused unless `unrolled.use("equations")`.
     """
     x, *states = full_precision(x, *state0)
-    one_kind(cell, x, *states, weight_ih, weight_hh, bias_ih, bias_hh)
+    mask = mask if mask is None else mask.to(x.dtype)
+    one_kind(cell, x, *states, *weights, mask)
+    h0, c0 = (*states, None)[:2]
+    z = zoneout or Zoneout(0.0, 0.0, None, rows.start, 0)
+    seed, keys = (z.seed, z.keys) if zoneout else (None, None)
+    given: list[Any] = [
+        cell,
+        x,
+        h0,
+        c0,
+        *weights,
+        mask,
+        seed,
+        keys,
+        rows.start,
+        rows.length,
+        z.h,
+        z.c,
+        z.layer,
+        bptt,
+        rows.step,
+    ]
+    p = Inputs(*given)
     if equations_only():
-        y, last, _, _ = _equation_forward(cell, x, states, weight_ih, weight_hh, bias_ih, bias_hh, rows)
+        y, last, _ = equation_forward(p)
         return y, last
-    c0 = states[1] if len(states) == 2 else None
-    tensors = x, states[0], c0, weight_ih, weight_hh, bias_ih, bias_hh
-    where = rows.start, rows.length, rows.step
-    if forward_mode() or (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)):
-        y, h_last, c_last, *_ = apply(_Recurrence, cell, *tensors, *where)
+    wanted = (x, h0, c0, *weights)
+    if forward_mode() or (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in wanted)):
+        y, h_last, c_last, *_ = apply(_Recurrence, *p)
     else:
-        y, h_last, c_last, *_ = _forward(cell, *tensors, *where, False)
+        y, h_last, c_last, *_ = _forward(*p, False)
     return y, (h_last,) if c0 is None else (h_last, c_last)
 
 
@@ -77,231 +120,127 @@ class _Recurrence(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.cell, x, _, _, weight_ih, weight_hh, bias_ih, bias_hh, start, length, ctx.step = inputs
-        _, _, _, *saved = output
+        p = Inputs(*inputs)
+        y, _, _, *saved = output
         ctx.mark_non_differentiable(*saved)
-        ctx.has_bias = bias_ih is not None, bias_hh is not None
-        ctx.save_for_backward(x, weight_ih, weight_hh, *saved, start, length)
+        given = p._replace(h0=None, c0=None)  # nothing of the gradient depends on them
+        ctx.tensors = [i for i, v in enumerate(given) if isinstance(v, Tensor)]
+        ctx.given = [None if isinstance(v, Tensor) else v for v in given]
+        ctx.save_for_backward(*(given[i] for i in ctx.tensors), *saved)
+        records = None if torch.compiler.is_compiling() else _records.get()
+        ctx.record = None if records is None else Record(p.cell, p.rows, y.detach(), _gates(p, Saved(*saved)), {})
+        if records is not None:
+            records.append(ctx.record)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor, dh_last: Tensor, dc_last: Tensor, *_: Any) -> Any:
-        need_dx = ctx.needs_input_grad[1]
-        grads = _backward_once(ctx.cell, dy, dh_last, dc_last, *ctx.saved_tensors, ctx.step, need_dx)
-        dx, dh0, dc0, dweight_ih, dweight_hh, dbias_ih, dbias_hh = grads
-        biases = (db if has else None for db, has in zip((dbias_ih, dbias_hh), ctx.has_bias, strict=True))
-        return (
-            *(None, dx if need_dx else None, dh0, dc0 if ctx.needs_input_grad[3] else None),
-            *(dweight_ih, dweight_hh, *biases, None, None, None),
-        )
+        count = len(ctx.tensors)
+        given = list(ctx.given)
+        for i, tensor in zip(ctx.tensors, ctx.saved_tensors[:count], strict=True):
+            given[i] = tensor
+        need_dx, keep = ctx.needs_input_grad[1], ctx.record is not None
+        grads = _backward_once(dy, dh_last, dc_last, *given, *ctx.saved_tensors[count:], need_dx, keep)
+        *grads, dh, dc = grads
+        if keep:
+            ctx.record.gradients.update({"dh": dh} | ({"dc": dc} if Inputs(*given).memory else {}))
+        wanted = zip(grads, ctx.needs_input_grad[1:14], strict=True)
+        return None, *(d if needed else None for d, needed in wanted), *[None] * (len(Inputs._fields) - 14)
 
 
-def _forward_kernel(
-    cell: str,
-    x: Tensor,
-    h0: Tensor,
-    c0: Tensor | None,
-    weight_ih: Tensor,
-    weight_hh: Tensor,
-    bias_ih: Tensor | None,
-    bias_hh: Tensor | None,
-    start: Tensor,
-    length: Tensor,
-    step: int,
-    need_saved: bool,
-) -> tuple[Tensor, ...]:
-    kind = CELLS[cell]
-    if not on_core(x, h0, weight_ih, weight_hh):
-        states = (h0,) if c0 is None else (h0, c0)
-        weights = weight_ih, weight_hh, bias_ih, bias_hh
-        result = _equation_forward(cell, x, states, *weights, Rows(start, step, length))
-        return _outputs(x, *result, need_saved)
-
-    def new(wanted: object, *shape: int) -> Tensor | None:
-        return x.new_empty(shape) if wanted else None
-
-    directions, _, hidden = h0.shape
-    width, memory, fields = directions * hidden, c0 is not None, len(kind.kept._fields)
-    y, h_last = new(True, x.shape[0], width), new(True, *h0.shape)
-    c_last = new(memory, *h0.shape)
-    h_prev, c_prev = new(need_saved, x.shape[0], width), new(need_saved and memory, x.shape[0], width)
-    kept = new(need_saved and fields, x.shape[0], width * fields)
-    core.recurrent_forward(
-        cell,
-        *arrays(x, h0, c0, weight_ih, weight_hh, bias_ih, bias_hh, start, length),
-        *arrays(y, h_last, c_last, h_prev, c_prev, kept),
-        step,
-        torch.get_num_threads(),
-    )
-    ends = [None if t is None or not need_saved else t.clone() for t in (h_last, c_last)]
-    return tuple(x.new_empty(0) if t is None else t for t in (y, h_last, c_last, h_prev, c_prev, kept, *ends))
+def _gates(p: Inputs, saved: Saved) -> dict[str, Tensor]:
+    names = CELLS[p.cell].kept
+    kept = saved.kept.view(-1, p.directions, p.kept_blocks, p.hidden) if names else saved.kept
+    return {name: kept[:, :, i] for i, name in enumerate(names)}
 
 
-def _outputs(
-    x: Tensor, y: Tensor, last: tuple[Tensor, ...], before: tuple[Tensor, ...], kept: Tensor, need_saved: bool
-) -> tuple[Tensor, ...]:
-    """What the operator returns, from what the equation gives; an empty tensor stands for what there is not."""
-    h_last, c_last = (*last, x.new_empty(0))[:2]
-    h_prev, c_prev = (*before, x.new_empty(0))[:2]
-    saved = (h_prev, c_prev, kept if kept.shape[1] else x.new_empty(0), h_last.clone(), c_last.clone())
-    return y, h_last, c_last, *(saved if need_saved else (x.new_empty(0) for _ in saved))
+def _shapes(p: Inputs, need_saved: bool) -> list[list[Any]]:
+    """Of y, h_last, c_last and Saved; [0] for what there is not."""
+    assert p.h0 is not None
+    D, R, P, H, nothing = p.directions, p.x.shape[0], p.h0.shape[2], p.hidden, [0]
+    h, c = list(p.h0.shape), [*p.h0.shape[:2], H] if p.memory else nothing
+    saved = [[R, D * P], [R, D * H] if p.memory else nothing, [R, D * p.kept_blocks * H] if p.kept_blocks else nothing]
+    saved += [[R, D * SCALES] if p.norm_ih is not None else nothing, h, c]
+    return [[R, D * P], h, c, *(saved if need_saved else [nothing] * len(saved))]
 
 
-def _forward_fake(
-    cell: str,
-    x: Tensor,
-    h0: Tensor,
-    c0: Tensor | None,
-    weight_ih: Tensor,
-    weight_hh: Tensor,
-    bias_ih: Tensor | None,
-    bias_hh: Tensor | None,
-    start: Tensor,
-    length: Tensor,
-    step: int,
-    need_saved: bool,
-) -> tuple[Tensor, ...]:
-    width = h0.shape[0] * h0.shape[2]
-    fields = len(CELLS[cell].kept._fields)
-    y = x.new_empty(x.shape[0], width)
-    nothing = [0]
-    shapes = [h0.shape, nothing if c0 is None else h0.shape]
-    shapes += [y.shape if need_saved else nothing, y.shape if need_saved and c0 is not None else nothing]
-    shapes += [[x.shape[0], width * fields] if need_saved and fields else nothing]
-    shapes += [h0.shape if need_saved else nothing, h0.shape if need_saved and c0 is not None else nothing]
-    return y, *(x.new_empty(shape) for shape in shapes)
+def _present(tensors: Iterable[Tensor]) -> list[Tensor | None]:
+    """None where an empty tensor of one dimension says that there is nothing."""
+    return [None if t.shape == (0,) else t for t in tensors]
 
 
-def _backward_kernel(
-    cell: str,
-    dy: Tensor,
-    dh_last: Tensor,
-    dc_last: Tensor,
-    x: Tensor,
-    weight_ih: Tensor,
-    weight_hh: Tensor,
-    h_prev: Tensor,
-    c_prev: Tensor,
-    kept: Tensor,
-    h_end: Tensor,
-    c_end: Tensor,
-    start: Tensor,
-    length: Tensor,
-    step: int,
-    need_dx: bool,
-) -> tuple[Tensor, ...]:
-    memory, keeps = CELLS[cell].states == 2, bool(CELLS[cell].kept._fields)
-    if not on_core(x, dy, weight_ih, weight_hh):
-        states = 2 if memory else 1
-        dlast, before, ends = ((h, c)[:states] for h, c in ((dh_last, dc_last), (h_prev, c_prev), (h_end, c_end)))
-        rows = Rows(start, step, length)
-        return _equation_backward(cell, dy, dlast, x, weight_ih, weight_hh, before, kept, ends, rows)
-    dx = x.new_empty(h_end.shape[0], *x.shape) if need_dx else None
-    dh0 = torch.empty_like(h_end)
-    dc0 = torch.empty_like(h_end) if memory else None
-    dweights = [torch.empty_like(w, memory_format=torch.contiguous_format) for w in (weight_ih, weight_hh)]
-    dbiases = [x.new_empty(weight_hh.shape[0]) for _ in range(2)]
-    optional = (dc_last if memory else None, c_prev if memory else None, c_end if memory else None)
+def _forward_kernel(*args: Any) -> tuple[Tensor, ...]:
+    p, need_saved = Inputs(*args[:-1]), args[-1]
+    nothing = p.x.new_empty(0)
+    if not on_core(p.x, p.weight_ih, p.weight_hh):
+        y, last, saved = equation_forward(p)
+        own = [s.clone() for s in saved] if need_saved else [nothing] * len(Saved._fields)  # outputs never alias them
+        return y, *(*last, nothing)[:2], *own
+    *new, h_end, c_end = (p.x.new_empty(shape) for shape in _shapes(p, need_saved))
+    core.recurrent_forward(p.cell, *arrays(*p[1:19], *_present(new)), *p[19:], torch.get_num_threads())
+    if need_saved:
+        h_end.copy_(new[1])
+        c_end.copy_(new[2])
+    return *new, h_end, c_end
+
+
+def _forward_fake(*args: Any) -> tuple[Tensor, ...]:
+    p, need_saved = Inputs(*args[:-1]), args[-1]
+    return tuple(p.x.new_empty(shape) for shape in _shapes(p, need_saved))
+
+
+def _backward_shapes(p: Inputs, saved: Saved, need_dx: bool, need_dstate: bool) -> list[list[Any]]:
+    """Of dx, dh0, dc0, the weights', dh, dc."""
+    given = [[0] if w is None else list(w.shape) for w in p.weights]
+    given[2] = given[3] = [p.weight_hh.shape[0]]
+    steps = [list(s.shape) if need_dstate else [0] for s in (saved.h_prev, saved.c_prev)]
+    return [list(p.x.shape) if need_dx else [0], list(saved.h_end.shape), list(saved.c_end.shape), *given, *steps]
+
+
+def _backward_kernel(dy: Tensor, dh_last: Tensor, dc_last: Tensor, *args: Any) -> tuple[Tensor, ...]:
+    count = len(Inputs._fields)
+    p, saved, need_dx, need_dstate = Inputs(*args[:count]), Saved(*args[count:-2]), args[-2], args[-1]
+    if not on_core(p.x, dy, p.weight_ih, p.weight_hh):
+        dlast = (dh_last, dc_last)[: CELLS[p.cell].states]
+        grads = equation_backward(dy, dlast, p, saved)
+        shapes = _backward_shapes(p, saved, need_dx, need_dstate)
+        return tuple(g if shape != [0] else p.x.new_empty(0) for g, shape in zip(grads, shapes, strict=True))
+    new = [p.x.new_empty(shape) for shape in _backward_shapes(p, saved, need_dx, need_dstate)]
+    dx = p.x.new_empty(p.directions, *p.x.shape) if need_dx else None
+    given = (dy, dh_last, dc_last if p.memory else None, p.x, *p[4:6], *p[8:19])
     core.recurrent_backward(
-        cell,
-        *arrays(dy, dh_last, optional[0], x, weight_ih, weight_hh, h_prev, h_end, *optional[1:]),
-        *arrays(kept if keeps else None, start, length, dx, dh0, dc0, *dweights, *dbiases),
-        step,
-        torch.get_num_threads(),
+        p.cell, *arrays(*given, *_present(saved), dx, *_present(new[1:])), *p[19:], torch.get_num_threads()
     )
-    if dx is not None and h_end.shape[0] == 2:
-        dx[0].add_(dx[1])
-    nothing = x.new_empty(0)
-    return nothing if dx is None else dx[0], dh0, x.new_empty(0) if dc0 is None else dc0, *dweights, *dbiases
+    if dx is not None:
+        new[0] = dx[0].add_(dx[1]) if len(dx) == 2 else dx[0]
+    return tuple(new)
 
 
-def _backward_fake(
-    cell: str,
-    dy: Tensor,
-    dh_last: Tensor,
-    dc_last: Tensor,
-    x: Tensor,
-    weight_ih: Tensor,
-    weight_hh: Tensor,
-    h_prev: Tensor,
-    c_prev: Tensor,
-    kept: Tensor,
-    h_end: Tensor,
-    c_end: Tensor,
-    start: Tensor,
-    length: Tensor,
-    step: int,
-    need_dx: bool,
-) -> tuple[Tensor, ...]:
-    shapes = [x.shape if need_dx else [0], h_end.shape, c_end.shape, weight_ih.shape, weight_hh.shape]
-    return tuple(x.new_empty(shape) for shape in (*shapes, weight_hh.shape[:1], weight_hh.shape[:1]))
+def _backward_fake(dy: Tensor, dh_last: Tensor, dc_last: Tensor, *args: Any) -> tuple[Tensor, ...]:
+    count = len(Inputs._fields)
+    p, saved = Inputs(*args[:count]), Saved(*args[count:-2])
+    return tuple(p.x.new_empty(shape) for shape in _backward_shapes(p, saved, args[-2], args[-1]))
 
 
-def _equation_forward(
-    cell: str,
-    x: Tensor,
-    state0: Sequence[Tensor],
-    weight_ih: Tensor,
-    weight_hh: Tensor,
-    bias_ih: Tensor | None,
-    bias_hh: Tensor | None,
-    rows: Rows,
-) -> tuple[Tensor, tuple[Tensor, ...], tuple[Tensor, ...], Tensor]:
-    """y, the last states, the states before each row, and what is kept, as the core lays them out."""
-    directions, outputs = len(state0[0]), []
-    for d in range(directions):
-        order, steps = live_rows(rows.reverse() if d else rows)
-        weights = weight_ih.chunk(directions)[d], weight_hh.chunk(directions)[d]
-        own_ih, own_hh = (None if b is None else b.chunk(directions)[d] for b in (bias_ih, bias_hh))
-        own = tuple(s[d][order] for s in state0)
-        y, last, saved = recurrence_forward(CELLS[cell].equation, x, own, *weights, own_ih, own_hh, steps)
-        back = order.argsort()
-        kept = saved.kept or CELLS[cell].kept(*[torch.zeros_like(y)] * len(CELLS[cell].kept._fields))
-        outputs.append((y, tuple(s[back] for s in last), saved.before, torch.cat([y[:, :0], *kept], 1)))
-    ys, lasts, befores, kepts = zip(*outputs, strict=True)
-    states = tuple(torch.stack(parts) for parts in zip(*lasts, strict=True))
-    before = tuple(torch.cat(parts, 1) for parts in zip(*befores, strict=True))
-    return torch.cat(ys, 1), states, before, torch.cat(kepts, 1)
+_TYPES = {"cell": "str", "zoneout_h": "float", "zoneout_c": "float", "layer": "int", "bptt": "int", "step": "SymInt"}
+_OPTIONAL = {"h0", "c0", "bias_ih", "bias_hh", "mask", "seed", "keys", *Weights._fields[4:]}
+_INPUTS = ", ".join(
+    f"{_TYPES.get(name, 'Tensor?' if name in _OPTIONAL else 'Tensor')} {name}" for name in Inputs._fields
+)
 
 
-def _equation_backward(
-    cell: str,
-    dy: Tensor,
-    dlast: Sequence[Tensor],
-    x: Tensor,
-    weight_ih: Tensor,
-    weight_hh: Tensor,
-    before: Sequence[Tensor],
-    kept: Tensor,
-    ends: Sequence[Tensor],
-    rows: Rows,
-) -> tuple[Tensor, ...]:
-    kind, directions, grads = CELLS[cell], len(ends[0]), []
-    for d in range(directions):
-        order, steps = live_rows(rows.reverse() if d else rows)
-        back = order.argsort()
-        fields = len(kind.kept._fields)
-        own_kept = kind.kept(*kept.chunk(directions, 1)[d].chunk(fields, 1)) if fields else kind.kept()
-        own = (weight_ih.chunk(directions)[d], weight_hh.chunk(directions)[d])
-        states = tuple(b.chunk(directions, 1)[d] for b in before), tuple(e[d][order] for e in ends)
-        saved = RecurrenceSaved(x, *states, own_kept, *own, steps, kind.equation)
-        g = recurrence_backward(dy.chunk(directions, 1)[d], tuple(s[d][order] for s in dlast), saved)
-        grads.append((g.dx, tuple(s[back] for s in g.dstate0), g.dweight_ih, g.dweight_hh, g.dbias_ih, g.dbias_hh))
-    dxs, dstates, *dweights = zip(*grads, strict=True)
-    dh0, dc0 = [torch.stack(parts) for parts in zip(*dstates, strict=True)] + [x.new_empty(0)] * (2 - kind.states)
-    return torch.stack(dxs).sum(0), dh0, dc0, *(torch.cat(d) for d in dweights)
+def _tensors(count: int) -> str:
+    return f"({', '.join(['Tensor'] * count)})"
 
 
 _forward = register(
-    "recurrence_forward(str cell, Tensor x, Tensor h0, Tensor? c0, Tensor weight_ih, Tensor weight_hh, "
-    "Tensor? bias_ih, Tensor? bias_hh, Tensor start, Tensor length, SymInt step, bool need_saved) "
-    "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    f"recurrence_forward({_INPUTS}, bool need_saved) -> {_tensors(3 + len(Saved._fields))}",
     _forward_kernel,
     _forward_fake,
 )
 _backward = register(
-    "recurrence_backward(str cell, Tensor dy, Tensor dh_last, Tensor dc_last, Tensor x, Tensor weight_ih, "
-    "Tensor weight_hh, Tensor h_prev, Tensor c_prev, Tensor kept, Tensor h_end, Tensor c_end, Tensor start, "
-    "Tensor length, SymInt step, bool need_dx) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    f"recurrence_backward(Tensor dy, Tensor dh_last, Tensor dc_last, {_INPUTS}, "
+    f"{', '.join(f'Tensor {name}' for name in Saved._fields)}, bool need_dx, bool need_dstate) "
+    f"-> {_tensors(3 + len(Weights._fields) + 2)}",
     _backward_kernel,
     _backward_fake,
 )

@@ -16,7 +16,7 @@ from unrolled.ops.dropout import dropout as dropout_op
 from unrolled.ops.embedding import embedding as embedding_op
 from unrolled.ops.linear import linear as linear_op
 from unrolled.ops.mean_squared_error import mean_squared_error as mean_squared_error_op
-from unrolled.ops.recurrence import CELLS
+from unrolled.ops.recurrence import CELLS, Weights
 from unrolled.ops.recurrence import recurrence as recurrence_op
 from unrolled.ragged import Rows, live_rows
 from unrolled.verify import formulations as other
@@ -54,7 +54,7 @@ def recurrent_operator(
     c0: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     state0 = (h0,) if c0 is None else (h0, c0)
-    y, last = recurrence_op(cell, x, state0, weight_ih, weight_hh, bias_ih, bias_hh, rows)
+    y, last = recurrence_op(cell, x, state0, Weights(weight_ih, weight_hh, bias_ih, bias_hh), rows)
     return y, *last
 
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from unrolled.tasks.classify import ClassifyTask
+    from unrolled.tasks.memory import MemoryTask
     from unrolled.training import Progress, RunResult
 
 
@@ -47,7 +48,7 @@ class TrainedModel:
 
         self.folder = folder
         self.config = read_config(folder / "config.json")
-        self.task: ClassifyTask = task_class(self.config.task).load(folder)
+        self.task: ClassifyTask | MemoryTask = task_class(self.config.task).load(folder)
         dtype = torch.float64 if self.config.training.precision == "float64" else torch.float32
         with torch.random.fork_rng(devices=[]):
             self.model: nn.Module = self.task.build_model().to(dtype)
@@ -61,13 +62,18 @@ class TrainedModel:
     def predict(self, inputs: Sequence[Any], probabilities: bool = False) -> list[dict[str, Any]]:
         """For each input its label and that label's probability; with `probabilities`, those of all labels.
 
-        Errors: DataError, a ValueError, for an input of another kind than the training data.
+        Errors: DataError, a ValueError, for an input of another kind than the training data; ValueError for a task that
+        predicts nothing.
         """
         return self.task.predictions(self.model, inputs, probabilities)
 
     def evaluate(self, source: str | Path) -> dict[str, Any]:
-        """The task's metrics on a file of labelled examples. DataError, a ValueError, names file and line."""
-        return self.task.metrics(self.model, self.task.examples(str(source)))
+        """The task's metrics on a file of labelled examples; for the task memory on fresh sequences, `source` a length.
+
+        Errors: DataError, a ValueError, names file and line.
+        """
+        examples: Any = self.task.examples(str(source))
+        return self.task.metrics(self.model, examples)
 
 
 def load(run: str | Path) -> TrainedModel:

@@ -92,7 +92,8 @@ def describe_run(run: Path) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "model": str(folder),
         "task": config.task,
-        "network": config.model.model_dump(),
+        **({"sequences": config.memory.model_dump()} if config.task == "memory" else {}),
+        "network": config.model.arguments(),
         "parameters": sum(_product(shape) for shape in sizes),
     }
     finished = run / "metrics.json"

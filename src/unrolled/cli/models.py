@@ -15,14 +15,14 @@ Output = Annotated[Path | None, Parameter(name=["--output", "-o"])]
 
 
 def evaluate(run: Path, data: str, /, *, output: Output = None, json: bool = False) -> int:
-    """Score a trained model on a file of labelled examples.
+    """Score a trained model on a file of labelled examples, or on new sequences of a length.
 
     Parameters
     ----------
     run
         Run folder; its best model is taken. Or a model folder, such as RUN/model-last.
     data
-        File in the format of the training data.
+        File in the format of the training data; for a run of the task memory the length of new sequences.
     output
         Also write the metrics to this JSON file.
     json
@@ -71,6 +71,7 @@ def predict(
     from unrolled.run import load
 
     model = load(run)
+    model.predict([])  # a task that predicts nothing says so before anything is read
     if file == "-" and sys.stdin.isatty():
         print("reading lines from the terminal until Ctrl-D", file=sys.stderr)
     source, content = ("<stdin>", sys.stdin.buffer.read()) if file == "-" else (file, None)

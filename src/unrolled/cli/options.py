@@ -17,6 +17,7 @@ from unrolled.config import Config, ConfigError, Section, nearest_option, option
 from unrolled.tasks import TASKS
 
 ENVIRONMENT = "UNROLLED_"
+_SECTIONS = ["", *(name for name, field in Config.model_fields.items() if isinstance(field.default, Section))]
 _SHORT = {"output_dir": ["-o"], "training.learning_rate": ["--lr"]}
 
 
@@ -39,7 +40,7 @@ def _option(name: str, short: bool) -> inspect.Parameter:
     parameter = Parameter(
         name=[*names, *_SHORT.get(name, [])],
         negative=[re.sub(r"([^.-][^.]*)$", r"no-\1", form) for form in names] if field.annotation is bool else (),
-        group=Group(section.capitalize() or "Run", sort_key=("", "data", "model", "training").index(section) + 1),
+        group=Group(section.capitalize() or "Run", sort_key=_SECTIONS.index(section) + 1),
         help=f"{field.description}{default}",
         converter=_whole if _bare(field.annotation) is int else None,
     )

@@ -16,6 +16,7 @@ from cyclopts import Parameter
 
 from unrolled.cli import tables
 from unrolled.cli.options import resolve
+from unrolled.tasks import task_class
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,7 +66,8 @@ def train(
             print(result.folder)
             tables.scores(result.metrics)
             if not quiet:
-                _say(f"to use it: unrolled predict {shlex.quote(str(result.folder))} FILE")
+                use = task_class(config.task).use.format(run=shlex.quote(str(result.folder)))
+                _say(f"to use it: unrolled {use}")
     return 0
 
 

@@ -1,6 +1,8 @@
-"""A recurrent network that gives each sequence one label."""
+"""A recurrent network that gives each sequence, or each step, the scores of some classes."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +11,7 @@ from unrolled.nn import GRU, LSTM, RNN, Dropout, Embedding, Linear, last
 from unrolled.ragged import Ragged
 
 LAYERS = {"rnn": RNN, "lstm": LSTM, "gru": GRU}
-READINGS = ("last", "mean", "max")
+READINGS = ("last", "mean", "max", "each")
 
 
 class SequenceClassifier(nn.Module):
@@ -17,11 +19,11 @@ class SequenceClassifier(nn.Module):
 
     Exactly one of `vocabulary_size` and `num_channels` says what comes in. `dropout` acts on what enters the first
     recurrent layer, between recurrent layers and before the linear layer. `reading`: "last" is the final state of each
-    direction, "mean" and "max" go over the states of a sequence's own steps. `model`: "rnn", "lstm" or "gru";
-    `nonlinearity` is for "rnn".
+    direction, "mean" and "max" go over the states of a sequence's own steps, "each" gives every step its own scores.
+    `model`: "rnn", "lstm" or "gru"; what else is given goes to that layer, such as `nonlinearity` or `proj_size`.
     Edges: a sequence of length 0 is read as its initial state ("last") or as 0 ("mean", "max").
-    Errors: ValueError for sizes that are not positive, an unknown model or reading, a nonlinearity for another model
-    than "rnn", both or neither of the two inputs.
+    Errors: ValueError for sizes that are not positive, an unknown model or reading, both or neither of the two inputs;
+    TypeError for an argument that the layer does not have.
     """
 
     def __init__(
@@ -35,18 +37,15 @@ class SequenceClassifier(nn.Module):
         hidden_size: int = 128,
         num_layers: int = 1,
         bidirectional: bool = False,
-        nonlinearity: str = "tanh",
         reading: str = "last",
         dropout: float = 0.0,
-        learn_initial_state: bool = False,
+        **layer: Any,
     ) -> None:
         super().__init__()
         if (vocabulary_size is None) == (num_channels is None):
             raise ValueError(f"give vocabulary_size or num_channels, found {vocabulary_size} and {num_channels}")
         if model not in LAYERS:
             raise ValueError(f"model must be one of {', '.join(LAYERS)}, found {model!r}")
-        if model != "rnn" and nonlinearity != "tanh":
-            raise ValueError(f"nonlinearity = {nonlinearity!r} has no effect with model = {model!r}")
         if reading not in READINGS:
             raise ValueError(f"reading must be one of {', '.join(READINGS)}, found {reading!r}")
         width = vocabulary_size if num_channels is None else num_channels
@@ -64,16 +63,16 @@ class SequenceClassifier(nn.Module):
             embedding_size,
             hidden_size,
             num_layers,
-            **({"nonlinearity": nonlinearity} if model == "rnn" else {}),
             dropout=dropout if num_layers > 1 else 0.0,
             bidirectional=bidirectional,
-            learn_initial_state=learn_initial_state,
+            **layer,
         )
         self.dropout = Dropout(dropout)
-        self.linear = Linear(hidden_size * self.rnn.num_directions, num_classes)
+        state = layer.get("proj_size") or hidden_size
+        self.linear = Linear(state * self.rnn.num_directions, num_classes)
 
     def forward(self, inputs: Ragged) -> Tensor:
-        """Logits (B, C) of tokens (N,) or of numbers (N, channels)."""
+        """Logits (B, C), with reading "each" (N, C), of tokens (N,) or of numbers (N, channels)."""
         if inputs.values.dtype.is_floating_point != isinstance(self.embedding, Linear):
             wanted = "numbers (N, channels)" if isinstance(self.embedding, Linear) else "token numbers (N,)"
             raise TypeError(f"this model reads {wanted}, found {inputs.values.dtype} {tuple(inputs.values.shape)}")
@@ -87,6 +86,8 @@ class SequenceClassifier(nn.Module):
         if self.reading == "last":
             h = final if isinstance(final, Tensor) else final[0]
             return last(h, bidirectional=self.rnn.bidirectional)
+        if self.reading == "each":
+            return states.values
         return mean(states) if self.reading == "mean" else maximum(states)
 
 

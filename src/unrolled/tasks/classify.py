@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -51,6 +51,8 @@ class ClassifyTask:
     "valid" and "test"; after `load` it is empty. `notes` says what in the data deserves a look.
     """
 
+    use: ClassVar[str] = "predict {run} FILE"  # what to do with a trained one
+
     def __init__(self, config: Config, encoder: Tokenizer | Scaler, labels: Sequence[str]) -> None:
         self.config, self.encoder, self.labels = config, encoder, list(labels)
         self.splits: dict[str, list[Example]] = {}
@@ -88,7 +90,7 @@ class ClassifyTask:
 
     def build_model(self) -> SequenceClassifier:
         """A network of the configured sizes with fresh weights, drawn from torch's generator."""
-        options = self.config.model.model_dump()
+        options = self.config.model.arguments()
         if isinstance(self.encoder, Scaler):
             return SequenceClassifier(len(self.labels), num_channels=self.encoder.channels, **options)
         return SequenceClassifier(len(self.labels), vocabulary_size=self.encoder.get_vocab_size(), **options)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from unrolled.ops.recurrence import CELLS
+from unrolled.ops.recurrence import CELLS, Zoneout
 from unrolled.ragged import Rows
 
 
@@ -26,8 +26,18 @@ def make_recurrent(
     directions: int = 1,
     bias: bool = True,
     layout: str = "ragged",
+    proj_size: int = 0,
+    layer_norm: bool = False,
+    peephole: bool = False,
+    recurrent_dropout: float = 0.0,
+    zoneout: tuple[float, float] = (0.0, 0.0),
+    training: bool = True,
+    bptt: int = 0,
 ) -> dict[str, Any]:
-    """`layout`: "ragged", or padded "batch_first" or "time_major" with a step more than any sequence needs."""
+    """`layout`: "ragged", or padded "batch_first" or "time_major" with a step more than any sequence needs.
+
+    `training`: zoneout draws; else it takes its expectation. An option that is off is not among the inputs.
+    """
     length, sequences = torch.tensor(lengths, dtype=torch.int64), len(lengths)
     steps = max(lengths, default=0) + 1
     if layout == "ragged":
@@ -37,24 +47,57 @@ def make_recurrent(
         rows = Rows(index * steps, 1, length) if layout == "batch_first" else Rows(index, sequences, length)
         count = sequences * steps
     uniform = 1.5 / hidden_size**0.5
-    gates = directions * CELLS[cell].gates * hidden_size
-    inputs = {
+    units, width = directions * hidden_size, proj_size or hidden_size
+    gates = CELLS[cell].gates * units
+
+    def draw(*shape: int, scale: float = uniform) -> Tensor:
+        return normal(generator, dtype, *shape, scale=scale)
+
+    def gain(*shape: int) -> Tensor:
+        return (1 + draw(*shape, scale=0.3).detach()).requires_grad_()
+
+    inputs: dict[str, Any] = {
         "cell": cell,
-        "x": normal(generator, dtype, count, input_size),
-        "h0": normal(generator, dtype, directions, sequences, hidden_size, scale=0.5),
-        "weight_ih": normal(generator, dtype, gates, input_size, scale=uniform),
-        "weight_hh": normal(generator, dtype, gates, hidden_size, scale=uniform / 2),
-        "bias_ih": normal(generator, dtype, gates, scale=uniform) if bias else None,
-        "bias_hh": normal(generator, dtype, gates, scale=uniform) if bias else None,
+        "x": draw(count, input_size, scale=1.0),
+        "h0": draw(directions, sequences, width, scale=0.5),
+        "weight_ih": draw(gates, input_size),
+        "weight_hh": draw(gates, width, scale=uniform / 2),
+        "bias_ih": draw(gates) if bias else None,
+        "bias_hh": draw(gates) if bias else None,
         "rows": rows,
     }
-    if CELLS[cell].states == 2:
-        inputs["c0"] = normal(generator, dtype, directions, sequences, hidden_size)
-    return inputs
+    memory = CELLS[cell].states == 2
+    if memory:
+        inputs["c0"] = draw(directions, sequences, hidden_size, scale=1.0)
+    if proj_size:
+        inputs["weight_hr"] = draw(directions * proj_size, hidden_size)
+    if layer_norm:
+        inputs |= {"norm_ih": gain(gates), "norm_hh": gain(gates)}
+    if layer_norm and memory:
+        inputs |= {"norm_c": gain(units), "bias_c": draw(units) if bias else None}
+    if peephole:
+        inputs["peephole"] = draw(3 * units)
+    if recurrent_dropout:
+        kept = torch.rand(directions, sequences, width, generator=generator, dtype=torch.float64) >= recurrent_dropout
+        inputs["mask"] = kept.to(dtype) / (1 - recurrent_dropout)
+    if any(zoneout):
+        keys = torch.randint(2**40, (sequences,), generator=generator)
+        seed = torch.randint(2**63 - 1, (), generator=generator) if training else None
+        inputs["zoneout"] = Zoneout(*zoneout, seed, keys, 1)
+    return inputs | ({"bptt": bptt} if bptt else {})
 
 
 def make_rnn(generator: Generator, dtype: torch.dtype, nonlinearity: str = "tanh", **options: Any) -> dict[str, Any]:
     return make_recurrent(generator, dtype, f"rnn_{nonlinearity}", **options)
+
+
+def make_lstm(generator: Generator, dtype: torch.dtype, **options: Any) -> dict[str, Any]:
+    more = options.get("peephole") or options.get("layer_norm")
+    return make_recurrent(generator, dtype, "lstm_options" if more else "lstm", **options)
+
+
+def make_gru(generator: Generator, dtype: torch.dtype, reset: str = "after", **options: Any) -> dict[str, Any]:
+    return make_recurrent(generator, dtype, "gru_before" if reset == "before" else "gru", **options)
 
 
 def make_linear(

@@ -19,8 +19,7 @@ def convert(model: nn.Module) -> nn.Module:
     """Replace torch.nn's RNN, LSTM, GRU and their cells in `model` by ours, in place; returns it (of a bare one: ours).
 
     The parameters are the same objects, so an optimizer that holds them keeps working, and hooks stay. What is not
-    plainly one of these is left alone: a subclass, one whose parameters come from others (weight_norm, pruning), an
-    LSTM with `proj_size`.
+    plainly one of these is left alone: a subclass, one whose parameters come from others (weight_norm, pruning).
     """
     replaced: dict[int, nn.Module] = {}
 
@@ -39,7 +38,7 @@ def convert(model: nn.Module) -> nn.Module:
 
 
 def _known(module: nn.Module) -> bool:
-    if type(module) not in _OURS or vars(module).get("proj_size"):
+    if type(module) not in _OURS:
         return False
     own = {name for name, _ in module.named_parameters(recurse=False)}
     return own == {name for name, _ in _ours_like(module).named_parameters()} and not module._buffers

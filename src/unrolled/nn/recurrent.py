@@ -1,177 +1,34 @@
-"""Recurrent layers with torch.nn's names, arguments, parameters and results."""
+"""Recurrent layers with torch.nn's names, arguments, parameters and results, and with options that torch has not."""
 
 from __future__ import annotations
 
-import math
-from typing import Any, ClassVar
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from unrolled.nn._forms import Batch, read
-from unrolled.ops.dropout import dropout
-from unrolled.ops.recurrence import CELLS, Weights, recurrence
-from unrolled.ragged import Lengths, check_keys
-
-State = Tensor | tuple[Tensor, Tensor]  # h, for the LSTM (h, c)
-
-
-class Recurrent(nn.Module):
-    """What RNN, LSTM and GRU share: parameters, layers, directions, dropout between layers, the forms of input."""
-
-    _cell: str  # in ops.recurrence
-    _options: ClassVar[dict[str, Any]] = {
-        "num_layers": 1,
-        "bias": True,
-        "batch_first": False,
-        "dropout": 0.0,
-        "bidirectional": False,
-        "learn_initial_state": False,
-    }
-
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int,
-        bias: bool,
-        batch_first: bool,
-        dropout: float,
-        bidirectional: bool,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
-        learn_initial_state: bool,
-    ) -> None:
-        super().__init__()
-        for name, size in (("hidden_size", hidden_size), ("num_layers", num_layers)):
-            if size < 1:
-                raise ValueError(f"{name} must be at least 1, found {size}")
-        if input_size < 0 or not 0 <= dropout <= 1:
-            raise ValueError(f"input_size must be >= 0 and dropout lie in [0, 1], found {input_size}, {dropout}")
-        if dropout > 0 and num_layers == 1:
-            raise ValueError(
-                "dropout lies between layers and does nothing with num_layers=1; use nn.Dropout on the output"
-            )
-        self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
-        self.bias, self.batch_first, self.dropout = bias, batch_first, dropout
-        self.bidirectional, self.learn_initial_state = bidirectional, learn_initial_state
-        rows = CELLS[self._cell].gates * hidden_size
-        for layer in range(num_layers):
-            width = input_size if layer == 0 else hidden_size * self.num_directions
-            for suffix in self._suffixes(layer):
-                shapes: dict[str, tuple[int, ...]] = {"weight_ih": (rows, width), "weight_hh": (rows, hidden_size)}
-                if bias:
-                    shapes |= {"bias_ih": (rows,), "bias_hh": (rows,)}
-                for name, shape in shapes.items():
-                    value = torch.empty(shape, device=device, dtype=dtype)
-                    self.register_parameter(f"{name}_{suffix}", nn.Parameter(value))
-        if learn_initial_state:
-            shape = (num_layers * self.num_directions, hidden_size)
-            for name in self._initial_names():
-                self.register_parameter(name, nn.Parameter(torch.empty(shape, device=device, dtype=dtype)))
-        self.reset_parameters()
-
-    @property
-    def num_directions(self) -> int:
-        return 2 if self.bidirectional else 1
-
-    @property
-    def mode(self) -> str:
-        """torch's name for the cell."""
-        return self._cell.upper()
-
-    def reset_parameters(self) -> None:
-        """Uniform in +-1/sqrt(H), drawn in torch's order; a learned initial state begins at 0."""
-        bound = 1 / math.sqrt(self.hidden_size)
-        for name, parameter in self.named_parameters():
-            if name in self._initial_names():
-                nn.init.zeros_(parameter)
-            else:
-                nn.init.uniform_(parameter, -bound, bound)
-
-    def flatten_parameters(self) -> None:
-        """Nothing to do; torch's callers expect it to exist."""
-
-    def forward(
-        self, input: Batch, hx: State | None = None, lengths: Lengths | None = None, *, keys: Tensor | None = None
-    ) -> tuple[Batch, Any]:
-        """All states of the last layer, in the form of `input`, and the last state of each layer and direction.
-
-        Shapes: input (T, B, I), with `batch_first` (B, T, I), either with `lengths` (B,) or without; (T, I) for one
-        sequence; a PackedSequence; a jagged nested tensor (B, *, I); a Ragged of (N, I). hx and h_n
-        (num_layers * D, B, H), without B for one sequence; for the LSTM pairs (h, c) of these. `keys` (B,): whole
-        numbers that take the place of a sequence's index in the dropout mask.
-        Edges: rows beyond a length are 0; a sequence of length 0 has h_n = hx.
-        Errors: ValueError for shapes that do not fit.
-        """
-        form = read(input, lengths, self.batch_first)
-        if form.values.shape[1] != self.input_size:
-            raise ValueError(f"this layer reads {self.input_size} features, the input has {form.values.shape[1]}")
-        initial = self._initial_states(hx, form.rows.start.shape[0], form.values, form.batched)
-        seed = torch.randint(2**63 - 1, ()) if self.dropout > 0 and self.training else None
-        y, lasts = form.values, []
-        for layer in range(self.num_layers):
-            if layer > 0 and seed is not None:
-                key, t = form.positions()
-                key = key if keys is None else check_keys(keys, form.rows.start.shape[0]).to(key)[key]
-                y = dropout(y, self.dropout, seed.to(key.device), layer - 1, key, t)
-            own = slice(layer * self.num_directions, (layer + 1) * self.num_directions)
-            names = ("weight_ih", "weight_hh", *(("bias_ih", "bias_hh") if self.bias else ()))
-            weights = Weights(**{name: self._joined(name, layer) for name in names})
-            y, last = recurrence(self._cell, y, [s[own] for s in initial], weights, form.rows)
-            lasts.append(last)
-        states = lasts[0] if len(lasts) == 1 else tuple(torch.cat(parts) for parts in zip(*lasts, strict=True))
-        states = states if form.batched else tuple(s.squeeze(1) for s in states)
-        if not torch.compiler.is_compiling():
-            for s in states:
-                s.num_directions = self.num_directions  # type: ignore[attr-defined]
-        return form.restore(y), states[0] if len(states) == 1 else states
-
-    def _initial_states(self, hx: State | None, sequences: int, values: Tensor, batched: bool) -> tuple[Tensor, ...]:
-        names = self._initial_names()
-        shape = (self.num_layers * self.num_directions, sequences, self.hidden_size)
-        if hx is None and self.learn_initial_state:
-            return tuple(getattr(self, name).unsqueeze(1).expand(shape) for name in names)
-        if hx is None:
-            return (values.new_zeros(shape, dtype=self.weight_hh_l0.dtype),) * len(names)  # type: ignore[arg-type]
-        given: tuple[Tensor, ...] = tuple(hx) if isinstance(hx, tuple | list) else (hx,)
-        if len(given) != len(names) or not all(isinstance(s, Tensor) for s in given):
-            form = "a tensor" if len(names) == 1 else "a pair of tensors (h, c)"
-            raise TypeError(f"hx must be {form}, found {type(hx).__name__}")
-        given = tuple(s if batched or s.ndim != 2 else s.unsqueeze(1) for s in given)
-        for s in given:
-            if s.shape != shape:
-                wanted = shape if batched else (shape[0], shape[2])
-                raise ValueError(
-                    f"hx must have shape {wanted}, found {tuple(s.shape if batched else s.squeeze(1).shape)}"
-                )
-        return given
-
-    def _initial_names(self) -> tuple[str, ...]:
-        return ("initial_state",) if CELLS[self._cell].states == 1 else ("initial_state", "initial_memory")
-
-    def _joined(self, name: str, layer: int) -> Tensor:
-        parts = [getattr(self, f"{name}_{suffix}") for suffix in self._suffixes(layer)]
-        joined: Tensor = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return joined
-
-    def _suffixes(self, layer: int) -> list[str]:
-        return [f"l{layer}", f"l{layer}_reverse"][: self.num_directions]
-
-    def extra_repr(self) -> str:
-        changed = [f"{k}={getattr(self, k)!r}" for k, default in self._options.items() if getattr(self, k) != default]
-        return ", ".join([str(self.input_size), str(self.hidden_size), *changed])
+from unrolled.nn._recurrent import Recurrent as Recurrent
 
 
 class RNN(Recurrent):
     """torch.nn.RNN with the gradient in closed form, for batches of any lengths, 0 included.
 
-    Arguments, parameter names, initial values, `state_dict` and results are torch's. `learn_initial_state` (keyword
-    only) adds a parameter `initial_state` (num_layers * D, H), used where no `hx` is given. Source: `equations.rnn`.
-    Under autocast the arithmetic is float32.
-    """
+    Arguments, parameter names, initial values, `state_dict` and results are torch's. Keyword only, of each layer and
+    direction where nothing else is said:
 
-    _options: ClassVar[dict[str, Any]] = {"nonlinearity": "tanh", **Recurrent._options}
+    - `learn_initial_state`: a parameter `initial_state` (num_layers * D, P), used where no `hx` is given.
+    - `proj_size`: the state is a projection of P < H units (`weight_hr` (P, H)); 0: none. Sak 2014.
+    - `layer_norm`: of W_ih x and of W_hh h, gains `norm_ih` and `norm_hh` (H,). Ba 2016, equations 20 to 22.
+    - `recurrent_dropout`: in training, the probability in [0, 1) with which a unit of h does not reach W_hh, one mask
+      for all steps of a sequence. Gal and Ghahramani 2016.
+    - `zoneout`: the probability in [0, 1) with which a unit of the state keeps its old value; in evaluation the
+      expectation. Krueger 2017.
+    - `recurrent_init`: "uniform" as torch, or "orthogonal" for each gate's block of weight_hh. Saxe 2014.
+    - `bptt`: k lets no gradient pass from step t + 1 to step t where k divides t; 0: it passes everywhere. Williams and
+      Peng 1990.
+
+    Source: `equations.rnn`, `equations.recurrent_options`. half and bfloat16 are computed as such, by the equations;
+    under autocast the arithmetic is float32.
+    Errors: ValueError for an argument outside what is said here.
+    """
 
     def __init__(
         self,
@@ -187,22 +44,50 @@ class RNN(Recurrent):
         dtype: torch.dtype | None = None,
         *,
         learn_initial_state: bool = False,
+        proj_size: int = 0,
+        layer_norm: bool = False,
+        recurrent_dropout: float = 0.0,
+        zoneout: float = 0.0,
+        recurrent_init: str = "uniform",
+        bptt: int = 0,
     ) -> None:
         if nonlinearity not in ("tanh", "relu"):
             raise ValueError(f'nonlinearity must be "tanh" or "relu", found {nonlinearity!r}')
-        self._cell = f"rnn_{nonlinearity}"
-        sizes = input_size, hidden_size, num_layers
-        super().__init__(*sizes, bias, batch_first, dropout, bidirectional, device, dtype, learn_initial_state)
-        self.nonlinearity = nonlinearity
+        self._cell, self.mode = f"rnn_{nonlinearity}", f"RNN_{nonlinearity.upper()}"
+        super().__init__(
+            input_size,
+            hidden_size,
+            device,
+            dtype,
+            num_layers=num_layers,
+            nonlinearity=nonlinearity,
+            bias=bias,
+            batch_first=batch_first,
+            dropout=dropout,
+            bidirectional=bidirectional,
+            learn_initial_state=learn_initial_state,
+            proj_size=proj_size,
+            layer_norm=layer_norm,
+            recurrent_dropout=recurrent_dropout,
+            zoneout=zoneout,
+            recurrent_init=recurrent_init,
+            bptt=bptt,
+        )
 
 
 class LSTM(Recurrent):
-    """torch.nn.LSTM likewise: `y, (h, c) = lstm(x)`. A learned initial state is `initial_state` and `initial_memory`.
+    """torch.nn.LSTM likewise: `y, (h, c) = lstm(x)`, `proj_size` as torch's. The options are RNN's, and besides:
 
-    Source: `equations.lstm`. Errors: ValueError for `proj_size`, which is not offered yet.
+    - `learn_initial_state`: `initial_state` (num_layers * D, P) and `initial_memory` (num_layers * D, H).
+    - `peephole`: the gates see the memory, `peephole` (3 * H,) for i, f, o. Gers and Schmidhuber 2000.
+    - `layer_norm`: gains of 4 * H; the memory is normalised too on its way to h, gain `norm_c` and `bias_c` (H,).
+    - `zoneout`: one probability for both, or a pair (of h, of c).
+    - `forget_bias`: the bias of the forget gate at the beginning, all of it in bias_ih. Jozefowicz 2015 advises 1.
+
+    Source: `equations.lstm`, `equations.lstm_options`.
     """
 
-    _cell = "lstm"
+    mode = "LSTM"
 
     def __init__(
         self,
@@ -218,17 +103,48 @@ class LSTM(Recurrent):
         dtype: torch.dtype | None = None,
         *,
         learn_initial_state: bool = False,
+        peephole: bool = False,
+        layer_norm: bool = False,
+        recurrent_dropout: float = 0.0,
+        zoneout: float | tuple[float, float] = 0.0,
+        forget_bias: float | None = None,
+        recurrent_init: str = "uniform",
+        bptt: int = 0,
     ) -> None:
-        if proj_size != 0:
-            raise ValueError(f"proj_size must be 0 here, found {proj_size}: a projected LSTM is torch.nn.LSTM's alone")
-        sizes = input_size, hidden_size, num_layers
-        super().__init__(*sizes, bias, batch_first, dropout, bidirectional, device, dtype, learn_initial_state)
+        self._cell = "lstm_options" if peephole or layer_norm else "lstm"
+        super().__init__(
+            input_size,
+            hidden_size,
+            device,
+            dtype,
+            num_layers=num_layers,
+            bias=bias,
+            batch_first=batch_first,
+            dropout=dropout,
+            bidirectional=bidirectional,
+            proj_size=proj_size,
+            learn_initial_state=learn_initial_state,
+            peephole=peephole,
+            layer_norm=layer_norm,
+            recurrent_dropout=recurrent_dropout,
+            zoneout=zoneout,
+            forget_bias=forget_bias,
+            recurrent_init=recurrent_init,
+            bptt=bptt,
+        )
 
 
 class GRU(Recurrent):
-    """torch.nn.GRU likewise, its reset gate after the recurrent product. Source: `equations.gru`."""
+    """torch.nn.GRU likewise. The options are RNN's, without a projection (h goes its own path past W_hh), and besides:
 
-    _cell = "gru"
+    - `reset`: "after" the recurrent product as torch has it, or "before" it, W_hn (r * h), as in Cho 2014.
+    - `layer_norm`: gains of 3 * H; with reset "before" W_hr h and W_hz h are normalised together, W_hn (r * h) alone.
+    - `recurrent_dropout`: the mask is not on the GRU's own path z * h.
+
+    Source: `equations.gru`, `equations.gru_before`.
+    """
+
+    mode = "GRU"
 
     def __init__(
         self,
@@ -243,17 +159,47 @@ class GRU(Recurrent):
         dtype: torch.dtype | None = None,
         *,
         learn_initial_state: bool = False,
+        reset: str = "after",
+        layer_norm: bool = False,
+        recurrent_dropout: float = 0.0,
+        zoneout: float = 0.0,
+        recurrent_init: str = "uniform",
+        bptt: int = 0,
     ) -> None:
-        sizes = input_size, hidden_size, num_layers
-        super().__init__(*sizes, bias, batch_first, dropout, bidirectional, device, dtype, learn_initial_state)
+        self._cell = gru_cell(reset)
+        super().__init__(
+            input_size,
+            hidden_size,
+            device,
+            dtype,
+            num_layers=num_layers,
+            bias=bias,
+            batch_first=batch_first,
+            dropout=dropout,
+            bidirectional=bidirectional,
+            learn_initial_state=learn_initial_state,
+            reset=reset,
+            layer_norm=layer_norm,
+            recurrent_dropout=recurrent_dropout,
+            zoneout=zoneout,
+            recurrent_init=recurrent_init,
+            bptt=bptt,
+        )
+
+
+def gru_cell(reset: str) -> str:
+    """The name in `ops.recurrence`. Errors: ValueError for an unknown `reset`."""
+    if reset not in ("after", "before"):
+        raise ValueError(f'reset must be "after" or "before" the recurrent product, found {reset!r}')
+    return "gru" if reset == "after" else "gru_before"
 
 
 def last(h: Tensor, *, bidirectional: bool | None = None) -> Tensor:
-    """The final state of each sequence in the last layer, directions joined: (layers * D, B, H) -> (B, D * H).
+    """The final state of each sequence in the last layer, directions joined: (layers * D, B, P) -> (B, D * P).
 
     For the forward direction that is the state after a sequence's own last step, for the reverse one the state after
     its first. `h` comes from one of our layers and knows its directions; inside torch.compile, or for another `h`, say
-    `bidirectional`. Unbatched: (layers * D, H) -> (D * H,).
+    `bidirectional`. Unbatched: (layers * D, P) -> (D * P,).
     Errors: ValueError where the directions are not known or do not fit.
     """
     directions = getattr(h, "num_directions", None) if bidirectional is None else 1 + bool(bidirectional)

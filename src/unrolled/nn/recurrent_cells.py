@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from unrolled.nn.recurrent import State
+from unrolled.nn._initial import initialise, shapes
+from unrolled.nn._recurrent import State
+from unrolled.nn.recurrent import gru_cell
 from unrolled.ops.recurrence import CELLS, Weights, recurrence
 from unrolled.ragged import Rows
 
@@ -17,34 +18,34 @@ class _RecurrentCell(nn.Module):
     """What RNNCell, LSTMCell and GRUCell share: one step of the layer above, with torch's arguments and parameters."""
 
     _cell: str
-    weight_ih: Tensor
+    _options: ClassVar[dict[str, Any]] = {"bias": True, "nonlinearity": "tanh", "layer_norm": False}
+    _options |= {"peephole": False, "reset": "after"}
     weight_hh: Tensor
-    bias_ih: Tensor | None
-    bias_hh: Tensor | None
 
     def __init__(
         self,
         input_size: int,
         hidden_size: int,
-        bias: bool,
         device: torch.device | str | None,
         dtype: torch.dtype | None,
+        **options: Any,
     ) -> None:
         super().__init__()
-        self.input_size, self.hidden_size, self.bias = input_size, hidden_size, bias
-        rows = CELLS[self._cell].gates * hidden_size
-        shapes: dict[str, tuple[int, ...]] = {"weight_ih": (rows, input_size), "weight_hh": (rows, hidden_size)}
-        shapes |= {"bias_ih": (rows,), "bias_hh": (rows,)}
-        for name, shape in shapes.items():
-            value = nn.Parameter(torch.empty(shape, device=device, dtype=dtype)) if "weight" in name or bias else None
-            self.register_parameter(name, value)
+        self.input_size, self.hidden_size = input_size, hidden_size
+        vars(self).update(options)
+        extra = options.get("layer_norm", False), options.get("peephole", False)
+        own = shapes(self._cell, input_size, hidden_size, 0, options["bias"], *extra)
+        self._names = tuple(own)
+        for name, shape in own.items():
+            self.register_parameter(name, nn.Parameter(torch.empty(shape, device=device, dtype=dtype)))
+        if not options["bias"]:
+            for name in ("bias_ih", "bias_hh"):
+                self.register_parameter(name, None)  # as torch has them
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Uniform in +-1/sqrt(H), drawn in torch's order."""
-        bound = 1 / math.sqrt(self.hidden_size) if self.hidden_size else 0
-        for parameter in self.parameters():
-            nn.init.uniform_(parameter, -bound, bound)
+        """Uniform in +-1/sqrt(H), drawn in torch's order; gains of layer norm 1, the bias of c 0."""
+        initialise(self.named_parameters(), self.hidden_size)
 
     def forward(self, input: Tensor, hx: State | None = None) -> Any:
         """The state after one step. Shapes: input (B, I) or (I,); hx and the result (B, H) or (H,), for the LSTM pairs.
@@ -65,17 +66,19 @@ class _RecurrentCell(nn.Module):
         sequence = torch.arange(x.shape[0], device=x.device)
         rows = Rows(sequence, 1, torch.ones_like(sequence))
         initial = [s.reshape(1, x.shape[0], self.hidden_size) for s in given]
-        weights = Weights(self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh)
+        weights = Weights(**{name: getattr(self, name) for name in self._names})
         _, last = recurrence(self._cell, x, initial, weights, rows)
         after = tuple(s.reshape(shape) for s in last)
         return after[0] if states == 1 else after
 
     def extra_repr(self) -> str:
-        return f"{self.input_size}, {self.hidden_size}" + ("" if self.bias else ", bias=False")
+        own = {k: getattr(self, k, default) for k, default in self._options.items()}
+        changed = [f"{k}={value}" for k, value in own.items() if value != self._options[k]]
+        return ", ".join([str(self.input_size), str(self.hidden_size), *changed])
 
 
 class RNNCell(_RecurrentCell):
-    """torch.nn.RNNCell."""
+    """torch.nn.RNNCell; `layer_norm` as in RNN."""
 
     def __init__(
         self,
@@ -85,21 +88,18 @@ class RNNCell(_RecurrentCell):
         nonlinearity: str = "tanh",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        *,
+        layer_norm: bool = False,
     ) -> None:
         if nonlinearity not in ("tanh", "relu"):
             raise ValueError(f'nonlinearity must be "tanh" or "relu", found {nonlinearity!r}')
         self._cell = f"rnn_{nonlinearity}"
-        super().__init__(input_size, hidden_size, bias, device, dtype)
-        self.nonlinearity = nonlinearity
-
-    def extra_repr(self) -> str:
-        return super().extra_repr() + ("" if self.nonlinearity == "tanh" else f", nonlinearity={self.nonlinearity}")
+        options = {"bias": bias, "nonlinearity": nonlinearity, "layer_norm": layer_norm}
+        super().__init__(input_size, hidden_size, device, dtype, **options)
 
 
 class LSTMCell(_RecurrentCell):
-    """torch.nn.LSTMCell."""
-
-    _cell = "lstm"
+    """torch.nn.LSTMCell; `layer_norm` and `peephole` as in LSTM."""
 
     def __init__(
         self,
@@ -108,14 +108,17 @@ class LSTMCell(_RecurrentCell):
         bias: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        *,
+        layer_norm: bool = False,
+        peephole: bool = False,
     ) -> None:
-        super().__init__(input_size, hidden_size, bias, device, dtype)
+        self._cell = "lstm_options" if peephole or layer_norm else "lstm"
+        options = {"bias": bias, "layer_norm": layer_norm, "peephole": peephole}
+        super().__init__(input_size, hidden_size, device, dtype, **options)
 
 
 class GRUCell(_RecurrentCell):
-    """torch.nn.GRUCell."""
-
-    _cell = "gru"
+    """torch.nn.GRUCell; `layer_norm` and `reset` as in GRU."""
 
     def __init__(
         self,
@@ -124,5 +127,10 @@ class GRUCell(_RecurrentCell):
         bias: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        *,
+        layer_norm: bool = False,
+        reset: str = "after",
     ) -> None:
-        super().__init__(input_size, hidden_size, bias, device, dtype)
+        self._cell = gru_cell(reset)
+        options = {"bias": bias, "layer_norm": layer_norm, "reset": reset}
+        super().__init__(input_size, hidden_size, device, dtype, **options)

@@ -23,11 +23,12 @@ KINDS: list[dict[str, Any]] = [
     {"kind": "LSTM"},
     {"kind": "GRU"},
 ]
+PROJECTED = {"kind": "LSTM", "proj_size": 2}
 GRID = [
     {**kind, "num_layers": layers, "bias": bias, "bidirectional": both}
-    for kind, layers, bias, both in product(KINDS, (1, 3), (True, False), (False, True))
+    for kind, layers, bias, both in product([*KINDS, PROJECTED], (1, 3), (True, False), (False, True))
 ]
-DEEP = [{**kind, "num_layers": 2, "bidirectional": True} for kind in KINDS if len(kind) == 1]
+DEEP = [{**kind, "num_layers": 2, "bidirectional": True} for kind in [*KINDS, PROJECTED] if "nonlinearity" not in kind]
 INPUT, HIDDEN, LENGTHS = 3, 5, [4, 1, 6, 2]
 
 
@@ -41,8 +42,8 @@ def twins(kind: str, dtype: torch.dtype = torch.float64, **options: Any) -> tupl
 def states(module: Any, *sequences: int) -> list[Tensor]:
     """Random initial states: h, for the LSTM h and c."""
     rows = module.num_layers * (1 + module.bidirectional)
-    dtype = module.weight_hh_l0.dtype
-    return [torch.randn(rows, *sequences, HIDDEN, dtype=dtype) for _ in range(1 + isinstance(module, unrolled.nn.LSTM))]
+    widths = [module.proj_size or HIDDEN, HIDDEN][: 1 + isinstance(module, unrolled.nn.LSTM)]
+    return [torch.randn(rows, *sequences, width, dtype=module.weight_hh_l0.dtype) for width in widths]
 
 
 def hx(states: tuple[Tensor, ...]) -> Any:
@@ -259,8 +260,9 @@ def test_a_cell_step_by_step_is_the_layer(kind: str, backend: str) -> None:
 
 @pytest.mark.parametrize("kind", ["RNNCell", "LSTMCell", "GRUCell"])
 def test_arguments_of_a_cell_are_torchs(kind: str) -> None:
-    own, theirs = (inspect.signature(getattr(m, kind)).parameters for m in (unrolled.nn, nn))
-    assert {k: p.default for k, p in own.items()} == {k: p.default for k, p in theirs.items()}
+    own, theirs = (inspect.signature(getattr(m, kind)).parameters.values() for m in (unrolled.nn, nn))
+    positional = [p for p in own if p.kind != inspect.Parameter.KEYWORD_ONLY]
+    assert [(p.name, p.default) for p in positional] == [(p.name, p.default) for p in theirs]
     cell = getattr(unrolled.nn, kind)(INPUT, HIDDEN)
     for args, message in [
         ((torch.zeros(2, 4),), r"expected input \(B, 3\) or \(3,\), found \(2, 4\)"),
@@ -293,8 +295,11 @@ def test_wrong_arguments_of_one_kind() -> None:
     for kind in (unrolled.nn.RNN, unrolled.nn.RNNCell):
         with pytest.raises(ValueError, match="found 'gelu'"):
             kind(2, 3, nonlinearity="gelu")
-    with pytest.raises(ValueError, match="proj_size must be 0 here, found 2"):
-        unrolled.nn.LSTM(2, 3, proj_size=2)
+    for wrong in (-1, 3, 4):
+        with pytest.raises(ValueError, match=f"found {wrong} with hidden_size=3"):
+            unrolled.nn.LSTM(2, 3, proj_size=wrong)
+        with pytest.raises(ValueError, match="proj_size"):
+            nn.LSTM(2, 3, proj_size=wrong)
 
 
 def test_wrong_inputs() -> None:
@@ -329,7 +334,7 @@ def test_convert() -> None:
             "c": nn.GRU(INPUT, HIDDEN, 2, bias=False, batch_first=True, dropout=0.3, bidirectional=True),
             "deep": nn.Sequential(nn.Linear(3, 3), nn.ModuleList([shared])),
             "again": shared,
-            "projected": nn.LSTM(2, 3, proj_size=2),
+            "p": nn.LSTM(INPUT, HIDDEN, 2, bias=False, batch_first=True, dropout=0.3, bidirectional=True, proj_size=2),
         }
     ).double()
     model["deep"].eval()
@@ -338,15 +343,15 @@ def test_convert() -> None:
     assert [type(model[name]) for name in "abc"] == [unrolled.nn.RNN, unrolled.nn.LSTM, unrolled.nn.GRU]
     assert type(model["again"]) is unrolled.nn.GRU
     assert model["deep"][1][0] is model["again"]
-    assert type(model["projected"]) is nn.LSTM
+    assert type(model["p"]) is unrolled.nn.LSTM
     assert all(p is before[name] for name, p in model.named_parameters())
     assert list(state) == list(model.state_dict())
     assert [m.training for m in model.modules()].count(False) == len(list(model["deep"].modules()))
     assert model["a"].nonlinearity == "relu"
-    for name in "abc":
+    for name in "abcp":
         converted = model[name]
         assert (converted.bias, converted.batch_first, converted.dropout) == (False, True, 0.3)
-        options = {"nonlinearity": "relu"} if name == "a" else {}
+        options = {"a": {"nonlinearity": "relu"}, "p": {"proj_size": 2}}.get(name, {})
         kind = getattr(nn, type(converted).__name__)
         peer = kind(INPUT, HIDDEN, 2, bias=False, batch_first=True, bidirectional=True, dtype=torch.float64, **options)
         peer.load_state_dict(converted.state_dict())

@@ -91,7 +91,7 @@ def test_mcc_of_perfect_and_reversed_answers():
 
 def test_tasks_are_found_by_name():
     assert task_class("classify") is ClassifyTask
-    assert list(TASKS) == ["classify"]
+    assert list(TASKS) == ["classify", "memory"]
     with pytest.raises(ValueError, match=r"no task 'clasify': did you mean classify\?"):
         task_class("clasify")
 
@@ -322,12 +322,24 @@ def test_data_from_which_nothing_can_be_learned(tmp_path, content, message):
 # Learning
 
 
+OPTIONS = {
+    "rnn": {"proj_size": 3, "recurrent_dropout": 0.1, "bptt": 4},
+    "lstm": {"zoneout": 0.05, "zoneout_c": 0.5, "forget_bias": 1.0, "peephole": True, "layer_norm": True},
+    "gru": {"reset": "before", "zoneout": 0.1, "recurrent_init": "orthogonal", "layer_norm": True},
+}
+
+
 @pytest.mark.parametrize("model", ["rnn", "lstm", "gru"])
-def test_the_kind_of_network_is_saved(tmp_path, words, model):
-    task = prepare(words, model={"model": model})
+@pytest.mark.parametrize("options", [False, True])
+def test_the_kind_of_network_is_saved(tmp_path, words, model, options):
+    task = prepare(words, model={"model": model, **(OPTIONS[model] if options else {})})
     task.save(tmp_path)
-    assert type(ClassifyTask.load(tmp_path).build_model().rnn) is type(task.build_model().rnn)
-    assert task.build_model().rnn.mode.startswith(model.upper())
+    built, again = task.build_model(), ClassifyTask.load(tmp_path).build_model()
+    assert str(again.rnn) == str(built.rnn)
+    assert built.rnn.mode.startswith(model.upper())
+    if options:
+        for name in OPTIONS[model]:
+            assert name in str(built.rnn) or name == "zoneout_c"
 
 
 @pytest.mark.parametrize("kind", ["text", "numbers", "lstm", "gru"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import signal
 import subprocess
@@ -89,6 +90,28 @@ def test_train_prints_the_result_on_stdout_and_the_log_on_stderr(unrolled: Any, 
     assert json.loads(again.out)["steps"] == 12
 
 
+def test_the_long_memory_recipe_shows_the_baseline_and_says_what_to_do_next(unrolled: Any, tmp_path: Path) -> None:
+    sizes = ["--train-examples", "64", "--valid-examples", "8", "--test-examples", "8", "--hidden-size", "4"]
+    for problem in ("adding", "copying"):
+        run = tmp_path / problem
+        result = unrolled(
+            "train", "long_memory", "--problem", problem, "--length", "6", "--threads", "1", *sizes, "-o", run
+        )
+        assert result.code == 0
+        assert result.out.splitlines()[1].split() == ["loss", "baseline", "accuracy", "examples"]
+        assert result.err.splitlines()[-1] == f"to use it: unrolled evaluate {run} LENGTH"
+    assert unrolled("evaluate", run, "9").out.splitlines()[1].split()[::2] == ["9", f"{10 * math.log(8) / 29:.4f}", "8"]
+    for source in ("a.csv", "0"):
+        assert f"from 1 to 1000000, found '{source}'" in unrolled("evaluate", run, source).err
+    result = unrolled("predict", run)
+    assert (result.code, result.out) == (2, "")
+    assert "predicts nothing: score it with unrolled evaluate RUN LENGTH" in result.err
+    facts = json.loads(unrolled("info", run, "--json").out)
+    assert facts["sequences"] | {"problem": "copying", "length": 6} == facts["sequences"]
+    assert "reset" in facts["network"]
+    assert "peephole" not in facts["network"]
+
+
 def test_layers_flag_over_file_over_environment_over_default(
     unrolled: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,7 +141,7 @@ def test_switches_can_be_turned_off(unrolled: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["train", "nams"], "did you mean names? Tasks: classify. Recipes: names."),
+        (["train", "nams"], "did you mean names? Tasks: classify, memory. Recipes: long_memory, names."),
         (["train", "nix.yaml"], "nix.yaml: No such file"),
         (["train", "classify"], "data.train"),
         (["train", "classify", "--train", "missing.csv"], "missing.csv: no such file"),
@@ -139,6 +162,9 @@ def test_switches_can_be_turned_off(unrolled: Any, tmp_path: Path) -> None:
         (["evaluate", "nowhere", "data.csv"], "nowhere: no such folder"),
         (["info", "nowhere"], "nowhere: no such folder"),
         (["config", "show", "classify", "--momentum", "0.5"], "momentum = 0.5 has no effect"),
+        (["config", "show", "names", "--reset", "before"], "model: reset = 'before' has no effect with model = 'rnn'"),
+        (["config", "show", "long_memory", "--length", "1"], "memory: length must be >= 2 with problem = 'adding'"),
+        (["train", "long_memory", "--train", "a.csv"], "data.train = 'a.csv' has no effect with task = 'memory'"),
     ],
 )
 def test_wrong_use_is_one_message_and_exit_code_2(arguments: list[str], message: str, unrolled: Any) -> None:
@@ -318,7 +344,7 @@ def test_verify_prints_the_certificate_and_its_verdict(unrolled: Any, monkeypatc
 def test_info_of_the_installation_and_of_a_run(unrolled: Any, run: Path) -> None:
     facts = json.loads(unrolled("info", "--json").out)
     assert facts["backends"]["equations"] == "torch"
-    assert facts["tasks"] == ["classify"]
+    assert facts["tasks"] == ["classify", "memory"]
     assert "names" in facts["recipes"]
     facts = json.loads(unrolled("info", run, "--json").out)
     assert facts["parameters"] == sum(parameter.numel() for parameter in load(run).model.parameters())

@@ -47,6 +47,28 @@ def test_config_round_trip():
     assert parse_config(yaml.safe_load(to_yaml(config))) == config
 
 
+def test_a_config_shows_what_its_task_has():
+    for values, there, missing in (({}, "data", "memory"), ({"task": "memory"}, "memory", "data")):
+        shown = yaml.safe_load(to_yaml(parse_config(values)))
+        assert there in shown
+        assert missing not in shown
+        assert parse_config(shown) == parse_config(values)
+
+
+def test_a_network_is_given_the_options_it_has():
+    own = {
+        "rnn": {"nonlinearity", "proj_size"},
+        "lstm": {"proj_size", "peephole", "forget_bias"},
+        "gru": {"reset"},
+    }
+    for model, names in own.items():
+        found = parse_config({"model": {"model": model}}).model.arguments()
+        assert set(found) & set.union(*own.values()) == names
+        assert "zoneout_c" not in found
+    pair = parse_config({"model": {"model": "lstm", "zoneout": 0.05, "zoneout_c": 0.5}}).model.arguments()
+    assert pair["zoneout"] == (0.05, 0.5)
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -71,6 +93,33 @@ def test_config_round_trip():
         (
             {"model": {"model": "lstm", "nonlinearity": "relu"}},
             "nonlinearity = 'relu' has no effect with model = 'lstm'",
+        ),
+        ({"model": {"model": "rnn", "peephole": True}}, "peephole = True has no effect with model = 'rnn': remove it"),
+        ({"model": {"model": "gru", "proj_size": 3}}, "proj_size = 3 has no effect with model = 'gru'"),
+        ({"model": {"model": "gru", "forget_bias": 1}}, "forget_bias = 1.0 has no effect with model = 'gru'"),
+        ({"model": {"model": "gru", "zoneout_c": 0.1}}, "zoneout_c = 0.1 has no effect with model = 'gru'"),
+        ({"model": {"model": "lstm", "reset": "before"}}, "reset = 'before' has no effect with model = 'lstm'"),
+        ({"model": {"model": "lstm", "proj_size": 128}}, "proj_size must be less than hidden_size = 128, found 128"),
+        ({"model": {"zoneout": 1}}, "model.zoneout: input should be less than 1, found 1"),
+        ({"model": {"recurrent_dropout": -0.1}}, "recurrent_dropout: input should be greater than or equal to 0"),
+        (
+            {"model": {"recurrent_init": "eye"}},
+            "recurrent_init: input should be 'uniform' or 'orthogonal', found 'eye'",
+        ),
+        ({"model": {"bptt": -1}}, "bptt: input should be greater than or equal to 0, found -1"),
+        ({"memory": {"length": 5}}, "memory.length = 5 has no effect with task = 'classify': remove it"),
+        ({"lenght": 5}, "unknown key 'lenght': did you mean memory.length?"),
+        ({"task": "memory", "memory": {"lenght": 5}}, "memory: unknown key 'lenght': did you mean length?"),
+        ({"task": "memory", "memory": {"length": 1}}, "memory: length must be >= 2 with problem = 'adding', found 1"),
+        ({"task": "memory", "data": {"train": "a.csv"}}, "data.train = 'a.csv' has no effect with task = 'memory'"),
+        ({"task": "memory", "model": {"reading": "max"}}, "model.reading = 'max' has no effect with task = 'memory'"),
+        (
+            {"task": "memory", "training": {"label_smoothing": 0.1}},
+            "training.label_smoothing = 0.1 has no effect with task = 'memory'",
+        ),
+        (
+            {"task": "memory", "training": {"metric": "mcc"}},
+            "training.metric must be accuracy or loss with task = 'memory', found 'mcc'",
         ),
         ({"model": {"model": "lstn"}}, "model.model: input should be 'rnn', 'lstm' or 'gru', found 'lstn'"),
         ({"training": {"momentum": 0.5}}, "momentum = 0.5 has no effect with optimizer = 'adamw'"),

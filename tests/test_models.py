@@ -102,6 +102,53 @@ def test_gradients_of_every_parameter_are_those_of_the_twin(reading):
         assert_close((gradient * direction).sum(), slope.detach(), rtol=1e-6, atol=1e-8, msg=name)
 
 
+@pytest.mark.parametrize("options", [{}, {"model": "gru", "bidirectional": True, "num_layers": 2}])
+def test_scores_for_each_step(options):
+    ours, inputs = model(reading="each", **options), batch()
+    scores = ours(inputs)
+    assert scores.shape == (9, 3)
+    states, _ = ours.rnn(ours.embedding(inputs))
+    assert_close(scores, torch.nn.functional.linear(states.values, ours.linear.weight, ours.linear.bias))
+    final = model(reading="last", **options)
+    if not options:
+        assert_close(scores[[2, 3, 8]], final(inputs)[[0, 2, 3]])
+    assert ours(Ragged(torch.empty(0, dtype=torch.int64), torch.tensor([0]))).shape == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "training"),
+    [
+        ({"recurrent_dropout": 0.5}, True),
+        ({"zoneout": 0.5}, False),
+        ({"model": "lstm", "zoneout": (0.0, 0.5)}, False),
+        ({"proj_size": 2}, False),
+        ({"model": "lstm", "proj_size": 2, "bidirectional": True}, False),
+        ({"layer_norm": True}, False),
+        ({"model": "lstm", "peephole": True}, False),
+        ({"model": "gru", "reset": "before"}, False),
+        ({"model": "lstm", "forget_bias": 1.0}, False),
+        ({"recurrent_init": "orthogonal"}, False),
+    ],
+)
+def test_every_option_of_the_layer_changes_the_scores(options, training):
+    plain = {name: options[name] for name in ("model", "bidirectional") if name in options}
+    for reading in ("last", "mean"):
+        changed, same = model(reading=reading, **options).train(training), model(reading=reading, **plain)
+        assert changed(batch()).shape == (4, 3)
+        assert (changed(batch()) - same(batch())).abs().max() > 1e-4
+        assert model(reading=reading, **options).linear.in_features == changed.linear.in_features
+
+
+def test_truncation_changes_the_gradient_alone():
+    whole, cut = model(), model(bptt=2)
+    scores = [network(batch()) for network in (whole, cut)]
+    assert torch.equal(*scores)
+    gradients = [
+        torch.autograd.grad(s.square().sum(), n.rnn.weight_hh_l0)[0] for s, n in zip(scores, (whole, cut), strict=True)
+    ]
+    assert (gradients[0] - gradients[1]).abs().max() > 1e-6
+
+
 def test_mean_and_maximum_by_hand():
     states = Ragged(torch.tensor([[1.0, -4.0], [3.0, -2.0], [5.0, -7.0]]), torch.tensor([0, 2, 2, 3]))
     assert_close(mean(states), torch.tensor([[2.0, -3.0], [0.0, 0.0], [5.0, -7.0]]))
@@ -148,9 +195,8 @@ def test_numbers_of_another_dtype_are_taken():
     [
         ({"vocabulary_size": 3, "num_channels": 3}, "vocabulary_size or num_channels, found 3 and 3"),
         ({}, "vocabulary_size or num_channels, found None and None"),
-        ({"vocabulary_size": 3, "reading": "first"}, "reading must be one of last, mean, max, found 'first'"),
+        ({"vocabulary_size": 3, "reading": "first"}, "reading must be one of last, mean, max, each, found 'first'"),
         ({"vocabulary_size": 3, "model": "lstn"}, "model must be one of rnn, lstm, gru, found 'lstn'"),
-        ({"vocabulary_size": 3, "model": "gru", "nonlinearity": "relu"}, "'relu' has no effect with model = 'gru'"),
         ({"vocabulary_size": 0}, "input size must be at least 1, found 0"),
         ({"vocabulary_size": 3, "nonlinearity": "sin"}, "nonlinearity must be"),
     ],
@@ -158,6 +204,11 @@ def test_numbers_of_another_dtype_are_taken():
 def test_mistakes(options, message):
     with pytest.raises(ValueError, match=message):
         SequenceClassifier(2, **options)
+
+
+def test_an_argument_that_the_layer_does_not_have():
+    with pytest.raises(TypeError, match="nonlinearity"):
+        SequenceClassifier(2, vocabulary_size=3, model="gru", nonlinearity="relu")
 
 
 def test_the_other_kind_of_input():

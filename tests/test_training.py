@@ -517,17 +517,28 @@ def test_nonfinite_stops_before_the_weights_change_and_names_layer_and_step(
     assert all(torch.equal(after[name], before[name]) for name in ("rnn.weight_hh_l0", "linear.weight"))
 
 
-@pytest.mark.parametrize("name", ["RNN", "LSTM", "GRU"])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("RNN", {}),
+        ("LSTM", {}),
+        ("GRU", {}),
+        ("RNN", {"zoneout": 0.1, "recurrent_dropout": 0.1}),
+        ("LSTM", {"peephole": True}),
+        ("LSTM", {"proj_size": 1}),
+        ("GRU", {"reset": "before"}),
+    ],
+)
 @pytest.mark.parametrize("quantity", ["state h_t", "gradient dh_t"])
-def test_nonfinite_is_found_in_every_cell(name: str, quantity: str) -> None:
-    layer = getattr(unrolled.nn, name)(2, 2, num_layers=2, bidirectional=True)
-    x, weights = torch.zeros(5, 2), torch.zeros(5, 4)
+def test_nonfinite_is_found_in_every_cell(name: str, options: dict[str, Any], quantity: str) -> None:
+    layer = getattr(unrolled.nn, name)(2, 2, num_layers=2, bidirectional=True, **options).eval()
+    x, weights = torch.zeros(5, 2), torch.zeros(5, 2 * (options.get("proj_size") or 2))
     if quantity == "state h_t":
         layer.weight_ih_l0_reverse.data[:] = torch.tensor([1e30, -1e30])
         x[3] = 1e30  # infinity less infinity
     else:
-        for parameter in layer.parameters():
-            parameter.data.zero_()
+        for parameter_name, parameter in layer.named_parameters():
+            nn.init.constant_(parameter, "weight_hr" in parameter_name)
         layer.weight_hh_l1.data.fill_(1e4)
         weights[4] = 1e38  # reaches the step before through W_hh
     inputs = Ragged(x, [0, 2, 2, 5])

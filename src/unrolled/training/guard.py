@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from unrolled import use
-from unrolled.equations.recurrence import Cell
 from unrolled.nn.recurrent import Recurrent
 from unrolled.ops.recurrence import CELLS
 from unrolled.ragged import Ragged
@@ -114,8 +113,7 @@ class _Steps:
         self.order = self.lengths.argsort(descending=True, stable=True)
         self.longest = int(self.lengths.max()) if len(self.lengths) else 0
         self.calls = 0
-        watched = Cell(self.step, self.kind.equation.backward)
-        CELLS[self.module._cell] = self.kind._replace(equation=watched)
+        CELLS[self.module._cell] = self.kind._replace(equation=self.kind.equation._replace(forward=self.step))
 
     def end(self, module: nn.Module, args: Any, output: Any) -> None:
         CELLS[self.module._cell] = self.kind

@@ -18,8 +18,13 @@ class _RecurrentCell(nn.Module):
     """What RNNCell, LSTMCell and GRUCell share: one step of the layer above, with torch's arguments and parameters."""
 
     _cell: str
-    _options: ClassVar[dict[str, Any]] = {"bias": True, "nonlinearity": "tanh", "layer_norm": False}
-    _options |= {"peephole": False, "reset": "after"}
+    _defaults: ClassVar[dict[str, Any]] = {
+        "bias": True,
+        "nonlinearity": "tanh",
+        "layer_norm": False,
+        "peephole": False,
+        "reset": "after",
+    }
     weight_hh: Tensor
 
     def __init__(
@@ -32,7 +37,7 @@ class _RecurrentCell(nn.Module):
     ) -> None:
         super().__init__()
         self.input_size, self.hidden_size = input_size, hidden_size
-        vars(self).update(options)
+        self.bias, self._given = options["bias"], options
         extra = options.get("layer_norm", False), options.get("peephole", False)
         own = shapes(self._cell, input_size, hidden_size, 0, options["bias"], *extra)
         self._names = tuple(own)
@@ -72,8 +77,7 @@ class _RecurrentCell(nn.Module):
         return after[0] if states == 1 else after
 
     def extra_repr(self) -> str:
-        own = {k: getattr(self, k, default) for k, default in self._options.items()}
-        changed = [f"{k}={value}" for k, value in own.items() if value != self._options[k]]
+        changed = [f"{k}={value}" for k, value in self._given.items() if value != self._defaults[k]]
         return ", ".join([str(self.input_size), str(self.hidden_size), *changed])
 
 
@@ -96,6 +100,7 @@ class RNNCell(_RecurrentCell):
         self._cell = f"rnn_{nonlinearity}"
         options = {"bias": bias, "nonlinearity": nonlinearity, "layer_norm": layer_norm}
         super().__init__(input_size, hidden_size, device, dtype, **options)
+        self.nonlinearity = nonlinearity
 
 
 class LSTMCell(_RecurrentCell):

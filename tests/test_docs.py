@@ -17,7 +17,7 @@ from cyclopts import CycloptsError
 
 from unrolled.cli import app
 from unrolled.cli.options import dashes
-from unrolled.equations.recurrence import Cell
+from unrolled.equations.recurrence import Cell, Reset
 from unrolled.run import train
 
 ROOT = Path(__file__).parents[1]
@@ -76,7 +76,7 @@ def numbers_of_source(path: Path) -> set[str]:
     documented: set[str] = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef):
-            documented.update(re.findall(r"  \((\d+)\)$", ast.get_docstring(node) or "", re.M))
+            documented.update(re.findall(r" \((\d+)\)$", ast.get_docstring(node) or "", re.M))
     commented = {
         number for comment in re.findall(r"# (\(.*)$", text, re.M) for number in re.findall(r"\((\d+)\)", comment)
     }
@@ -103,17 +103,23 @@ def problems(root: Path) -> Iterator[str]:
 
 
 def foundations(path: Path) -> list[Path]:
-    """The files of equations whose lines continue in this one."""
+    """The files of equations whose numbers this one continues: those it imports, if its own do not begin with 1."""
     names = re.findall(r"^from unrolled\.equations\.(\w+) import", path.read_text("utf-8"), re.M)
-    return [EQUATIONS / f"{name}.py" for name in names]
+    return [] if "1" in numbers_of_source(path) else [EQUATIONS / f"{name}.py" for name in names]
 
 
 def wrong_numbers(texts: dict[str, str]) -> Iterator[str]:
-    """A page derives a file together with those it is built on, which have no numbers of their own on any page."""
+    """A page derives a file together with those it continues, which have no numbers of their own on any page."""
     paths = sorted(EQUATIONS.glob("[a-z]*.py"))
-    shared = {below for path in paths for below in foundations(path)}
+    continued = {below for path in paths for below in foundations(path)}
+    numbered = {path.stem for path in paths if path not in continued}
+    for page, text in texts.items():
+        for _, label in displays(text):
+            file, _, number = label.rpartition("-")
+            if number.isdigit() and file not in numbered:
+                yield f"{page}: {label} is a line of no file"
     for path in paths:
-        if path in shared:
+        if path in continued:
             continue
         files = [path, *foundations(path)]
         in_code = sorted(set().union(*map(numbers_of_source, files)))
@@ -162,6 +168,12 @@ def test_pages_agree() -> None:
         ("zh/rnn.md", "$$ (rnn-1)", "$$ (rnn-e)"),
         ("zh/lstm.md", "$$ (lstm-7)", "$$ (lstm-9)"),
         ("en/gru.md", "$$ (gru-2)", "$$ (gru-6)"),
+        ("en/gru.md", "$$ (gru_before-4)", "$$ (gru_before-5)"),
+        ("en/recurrent_options.md", "$$ (recurrent_options-4)", "$$ (recurrent_options-6)"),
+        ("en/recurrent_options.md", "$$ (recurrent_options-5)", "$$ (recurrent_options-v)"),
+        ("zh/recurrent_options.md", "$$ (lstm_options-8)", "$$ (lstm_options-9)"),
+        ("en/recurrent_options.md", "$$ (layer_norm-2)", "$$ (layer_norms-2)"),
+        ("en/recurrent_options.md", "$$ (zoneout-1)", "$$ (recurrence-1)"),
         ("en/index.md", "\nlosses\n", "\nlosess\n"),
         ("en/losses.md", "(#linear-map)", "(#linear-mapp)"),
         ("zh/rnn.md", "assert_close", "assert_equal"),
@@ -209,7 +221,8 @@ def test_programs_run(file: str, workplace: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    "page", ["notation", "rnn", "backpropagation_through_time", "forgetting", "lstm", "gru", "losses"]
+    "page",
+    ["notation", "rnn", "backpropagation_through_time", "forgetting", "lstm", "gru", "recurrent_options", "losses"],
 )
 def test_a_derivation_ends_with_a_program(page: str) -> None:
     assert (ROOT / f"docs/en/{page}.md").read_text("utf-8").endswith("\n```\n")
@@ -240,6 +253,14 @@ def damaged(result: Any) -> Any:
         ("lstm", "lstm.lstm_backward"),
         ("gru", "gru.gru_forward"),
         ("gru", "gru.gru_backward"),
+        ("gru", "gru_before.gru_before_backward"),
+        ("gru", "gru_before.reset_backward"),
+        ("recurrent_options", "recurrent_options.options_forward"),
+        ("recurrent_options", "recurrent_options.options_backward"),
+        ("recurrent_options", "layer_norm.layer_norm_backward"),
+        ("recurrent_options", "zoneout.zoneout_backward"),
+        ("recurrent_options", "lstm_options.lstm_options_forward"),
+        ("recurrent_options", "lstm_options.lstm_options_backward"),
         ("losses", "mean_squared_error.mean_squared_error_backward"),
         ("losses", "cross_entropy.cross_entropy_backward"),
     ],
@@ -252,10 +273,14 @@ def test_programs_fail_on_wrong_equations(page: str, target: str, monkeypatch: p
     def wrong(*args: Any, **kwargs: Any) -> Any:
         return damaged(right(*args, **kwargs))
 
+    def with_wrong(cell: Any) -> Any:
+        parts = (with_wrong(part) if isinstance(part, Reset) else wrong if part is right else part for part in cell)
+        return type(cell)(*parts)
+
     monkeypatch.setattr(module, function, wrong)
     for name, value in list(vars(module).items()):
         if isinstance(value, Cell):
-            monkeypatch.setattr(module, name, Cell(*(wrong if part is right else part for part in value)))
+            monkeypatch.setattr(module, name, with_wrong(value))
     with pytest.raises(AssertionError):
         run_blocks(f"docs/en/{page}.md")
 

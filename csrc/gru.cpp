@@ -1,11 +1,11 @@
-// The gated recurrent unit, reset after the product; the equations are in src/unrolled/equations/gru.py.
-#include "kernels.h"
-#include "recurrence.h"
+// The gated recurrent unit; the equations are in src/unrolled/equations/gru.py and gru_before.py.
+#include "cells.h"
 
 namespace unrolled {
 namespace UNROLLED_TARGET {
 namespace {
 
+// Reset after the product.
 template <class T>
 struct Gru {
   using V = Vec<T>;
@@ -20,7 +20,7 @@ struct Gru {
     kept[0] = r, kept[1] = z, kept[2] = n, kept[3] = v[2];
   }
 
-  static void backward(V dh, V, const Point<T>& at, const V kept[4], V du[3], V dv[3], V& dh_prev, V&) {
+  static void backward(V dh, V&, const Point<T>& at, const V kept[4], V du[3], V dv[3], V& dh_prev, V&) {
     const V r = kept[0], z = kept[1], n = kept[2], v_n = kept[3];
     dh_prev = dh * z;                                 // (6)
     du[2] = dh * (1 - z) * (1 - n * n);               // (6), (5)
@@ -30,9 +30,38 @@ struct Gru {
   }
 };
 
+// Reset before the product: r comes in the place of v_r, and du_r follows once the product's gradient is known.
+template <class T>
+struct GruBefore {
+  using V = Vec<T>;
+  static constexpr int kGates = 3, kKept = 3;
+  static constexpr bool kMemory = false, kSplit = false, kDirect = true;
+
+  static void forward(const V u[3], const V v[3], V h_prev, V, V& h, V&, V kept[3]) {
+    const V z = vsigmoid(u[1] + v[1]);  // (2)
+    const V n = vtanh(u[2] + v[2]);     // (3)
+    h = n + z * (h_prev - n);           // (4)
+    kept[0] = v[0], kept[1] = z, kept[2] = n;
+  }
+
+  static void backward(V dh, V&, const Point<T>& at, const V kept[3], V da[3], V*, V& dh_prev, V&) {
+    const V z = kept[1], n = kept[2];
+    dh_prev = dh * z;                          // (4)
+    da[2] = dh * (1 - z) * (1 - n * n);        // (4), (3)
+    da[1] = dh * (at.h_prev - n) * z * (1 - z);  // (4), (2)
+    da[0] = V{};
+  }
+};
+
+template <class T>
+struct GruBeforeRow : Pointwise<T, GruBefore<T>> {
+  static constexpr bool kReset = true;
+};
+
 }  // namespace
 
 UNROLLED_CELL(Gru, gru)
+UNROLLED_ROW_CELL(GruBeforeRow, gru_before)
 
 }  // namespace UNROLLED_TARGET
 }  // namespace unrolled

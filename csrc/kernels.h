@@ -19,9 +19,17 @@ void lstm_forward(const RecurrentForward<T>&);
 template <class T>
 void lstm_backward(const RecurrentBackward<T>&);
 template <class T>
+void lstm_options_forward(const RecurrentForward<T>&);
+template <class T>
+void lstm_options_backward(const RecurrentBackward<T>&);
+template <class T>
 void gru_forward(const RecurrentForward<T>&);
 template <class T>
 void gru_backward(const RecurrentBackward<T>&);
+template <class T>
+void gru_before_forward(const RecurrentForward<T>&);
+template <class T>
+void gru_before_backward(const RecurrentBackward<T>&);
 template <class T>
 void linear_forward(const LinearSizes&, const T* x, const T* weight, const T* bias, T* y);
 template <class T>

@@ -1,6 +1,5 @@
 // The plain recurrent network; the equations are in src/unrolled/equations/rnn.py.
-#include "kernels.h"
-#include "recurrence.h"
+#include "cells.h"
 
 namespace unrolled {
 namespace UNROLLED_TARGET {
@@ -17,7 +16,7 @@ struct Rnn {
     h = kRelu ? (a > 0 ? a : (a != a ? a : V{})) : vtanh(a);  // (3)
   }
 
-  static void backward(V dh, V, const Point<T>& at, const V*, V du[1], V*, V&, V&) {
+  static void backward(V dh, V&, const Point<T>& at, const V*, V du[1], V*, V&, V&) {
     du[0] = kRelu ? (at.h > 0 ? dh : V{}) : dh * (1 - at.h * at.h);  // (3)
   }
 };

@@ -46,6 +46,24 @@ inline void store(T* p, Vec<T> v, int64_t n) {
   memcpy(p, &v, static_cast<size_t>(n) * sizeof(T));
 }
 
+// The first n lanes of v, 0 in the others.
+template <class T>
+inline Vec<T> first_lanes(Vec<T> v, int64_t n) {
+  if (n >= Simd<T>::width) return v;
+  for (int i = static_cast<int>(n); i < Simd<T>::width; ++i) v[i] = 0;
+  return v;
+}
+
+template <class T>
+inline T total(Vec<T> v) {
+  T sum = 0;
+  for (int i = 0; i < Simd<T>::width; ++i) sum += v[i];
+  return sum;
+}
+
+inline float root(float x) { return __builtin_sqrtf(x); }
+inline double root(double x) { return __builtin_sqrt(x); }
+
 typedef Vec<float> F;
 typedef int32_t I32 __attribute__((vector_size(UNROLLED_BYTES)));
 

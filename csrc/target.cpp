@@ -22,7 +22,9 @@ void forward_of(Cell cell, const RecurrentForward<T>& p) {
     case Cell::rnn_tanh: return rnn_tanh_forward(p);
     case Cell::rnn_relu: return rnn_relu_forward(p);
     case Cell::lstm: return lstm_forward(p);
+    case Cell::lstm_options: return lstm_options_forward(p);
     case Cell::gru: return gru_forward(p);
+    case Cell::gru_before: return gru_before_forward(p);
   }
 }
 
@@ -32,7 +34,9 @@ void backward_of(Cell cell, const RecurrentBackward<T>& p) {
     case Cell::rnn_tanh: return rnn_tanh_backward(p);
     case Cell::rnn_relu: return rnn_relu_backward(p);
     case Cell::lstm: return lstm_backward(p);
+    case Cell::lstm_options: return lstm_options_backward(p);
     case Cell::gru: return gru_backward(p);
+    case Cell::gru_before: return gru_before_backward(p);
   }
 }
 

@@ -18,55 +18,90 @@ struct Rows {
 };
 
 // A recurrent cell. G gates stand one below the other in its weights, torch's order; S numbers a unit are kept for the
-// backward: RNN (G 1, S 0), LSTM (i f g o; S 4: the gates), GRU (r z n; S 4: the gates and W_hn h + b_hn).
-enum class Cell { rnn_tanh, rnn_relu, lstm, gru };
+// backward: RNN (G 1, S 0), LSTM (i f g o; S 4: the gates), GRU (r z n; S 4: the gates and W_hn h + b_hn), the GRU that
+// resets before the product (S 3: the gates). lstm_options: with peepholes or a normalised memory.
+enum class Cell { rnn_tanh, rnn_relu, lstm, lstm_options, gru, gru_before };
 
 struct RecurrentSizes {
   int64_t R, B, D, I, H;
+  int64_t P;       // units of h: H without a projection
+  int64_t blocks;  // of H numbers kept for each row and direction, see `kept`
+  int64_t bptt;    // no gradient passes from step t + 1 to step t where this divides t; 0: it passes everywhere
   int threads;
 };
+
+// What a recurrence may have besides; all null and 0 for the plain one. With any of it, h and c as the cell gives them are
+// kept too, and with layer norms, their normal rows.
+template <class T>
+struct RecurrentOptions {
+  const T* weight_hr;   // [D * P, H] the projection
+  const T* norm_ih;     // [D * G * H] gain of the layer norm of W_ih x; its bias is bias_ih
+  const T* norm_hh;     // [D * G * H] and of W_hh h
+  const T* peephole;    // [D * 3 * H] lstm_options only, as are the next two
+  const T* norm_c;      // [D * H]
+  const T* bias_c;      // [D * H]
+  const T* mask;        // [D, B, P] multiplies h before W_hh
+  double zoneout_h, zoneout_c;  // the probability that a unit keeps its old value
+  const int64_t* seed;  // one number; null: the share zoneout_h of the old value in the place of chance
+  const int64_t* keys;  // [B]
+  int64_t layer;
+};
+
+constexpr int64_t kScales = 4;  // of layer norms: of u, of v, of c, and of what is reset first
 
 template <class T>
 struct RecurrentForward {
   RecurrentSizes sizes;
   Rows rows;
   const T* x;          // [R, I]
-  const T* h0;         // [D, B, H]
+  const T* h0;         // [D, B, P]
   const T* c0;         // [D, B, H], LSTM only
   const T* weight_ih;  // [D * G * H, I]
-  const T* weight_hh;  // [D * G * H, H]
+  const T* weight_hh;  // [D * G * H, P]
   const T* bias_ih;    // [D * G * H] or null
   const T* bias_hh;    // [D * G * H] or null
-  T* y;                // [R, D * H], cleared by the caller where rows of no sequence exist, and so are the three below
-  T* h_last;           // [D, B, H]
+  RecurrentOptions<T> options;
+  T* y;                // [R, D * P], cleared by the caller where rows of no sequence exist, and so are the four below
+  T* h_last;           // [D, B, P]
   T* c_last;           // [D, B, H], LSTM only
-  T* h_prev;           // [R, D * H] the state before each row; or null: nothing is kept
+  T* h_prev;           // [R, D * P] the state before each row; or null: nothing is kept
   T* c_prev;           // [R, D * H], LSTM only
-  T* kept;             // [R, D * S * H], S blocks of H a direction
+  T* kept;             // [R, D * blocks * H]: S, and with options the cell's h (and c), the normals of u (G), v (G), c
+  T* scales;           // [R, D * kScales], layer norm only
 };
 
 template <class T>
 struct RecurrentBackward {
   RecurrentSizes sizes;
   Rows rows;
-  const T* dy;         // [R, D * H]
-  const T* dh_last;    // [D, B, H]
+  const T* dy;         // [R, D * P]
+  const T* dh_last;    // [D, B, P]
   const T* dc_last;    // [D, B, H], LSTM only
   const T* x;          // [R, I]
   const T* weight_ih;  // [D * G * H, I]
-  const T* weight_hh;  // [D * G * H, H]
-  const T* h_prev;     // [R, D * H]
-  const T* h_end;      // [D, B, H] the last states
+  const T* weight_hh;  // [D * G * H, P]
+  RecurrentOptions<T> options;
+  const T* h_prev;     // [R, D * P]
   const T* c_prev;     // [R, D * H], LSTM only
+  const T* kept;       // [R, D * blocks * H]
+  const T* scales;     // [R, D * kScales]
+  const T* h_end;      // [D, B, P] the last states
   const T* c_end;      // [D, B, H], LSTM only
-  const T* kept;       // [R, D * S * H]
   T* dx;               // [D, R, I] a part for each direction, cleared likewise; or null: not wanted
-  T* dh0;              // [D, B, H]
+  T* dh0;              // [D, B, P]
   T* dc0;              // [D, B, H], LSTM only
   T* dweight_ih;       // [D * G * H, I]
-  T* dweight_hh;       // [D * G * H, H]
+  T* dweight_hh;       // [D * G * H, P]
   T* dbias_ih;         // [D * G * H]
   T* dbias_hh;         // [D * G * H]
+  T* dweight_hr;       // as in the options, and so are the next five; null where there is no such weight
+  T* dnorm_ih;
+  T* dnorm_hh;
+  T* dpeephole;
+  T* dnorm_c;
+  T* dbias_c;
+  T* dh;               // [R, D * P] the total derivative with respect to h after each row, cleared likewise; or null
+  T* dc;               // [R, D * H] and to c as the cell gives it
 };
 
 struct LinearSizes {

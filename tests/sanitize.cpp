@@ -65,45 +65,68 @@ struct Outputs {
 
 struct RecurrentCase {
   unrolled::Cell cell;
-  int64_t I, H, D, step;
-  bool bias, keep, need_dx;
+  int64_t I, H, P, D, step, bptt;
+  bool bias, keep, need_dx, norm, mask, zoneout, seeded;
   std::vector<int64_t> start, length;
   int64_t R;
 };
 
 template <class T>
 Outputs recurrent(const Kernels<T>& kernels, const RecurrentCase& c, int threads) {
-  const bool memory = c.cell == unrolled::Cell::lstm;
-  const int64_t gates = memory ? 4 : c.cell == unrolled::Cell::gru ? 3 : 1, kept_fields = gates == 1 ? 0 : 4;
-  const int64_t B = static_cast<int64_t>(c.length.size()), DH = c.D * c.H, GH = DH * gates, BH = c.D * B * c.H;
-  Random<T> x(c.R * c.I), h0(BH), c0(memory ? BH : 0), weight_ih(GH * c.I, 0.3),
-      weight_hh(GH * c.H, 0.3 / std::sqrt(c.H)), bias_ih(GH), bias_hh(GH), dy(c.R * DH), dh_last(BH),
-      dc_last(memory ? BH : 0);
-  Buffer<int64_t> start(B, 0), length(B, 0);
-  for (int64_t b = 0; b < B; ++b) start[b] = c.start[b], length[b] = c.length[b];
-  const int64_t keep = c.keep ? c.R * DH : 0;
-  Buffer<T> y(c.R * DH, 0), h_last(BH), c_last(memory ? BH : 0), h_prev(keep, 0), c_prev(memory ? keep : 0, 0),
-      kept(keep * kept_fields, 0);
-  const unrolled::RecurrentSizes sizes{c.R, B, c.D, c.I, c.H, threads};
+  using unrolled::Cell;
+  const bool memory = c.cell == Cell::lstm || c.cell == Cell::lstm_options, own = c.cell == Cell::lstm_options;
+  const bool gru = c.cell == Cell::gru || c.cell == Cell::gru_before;
+  const int64_t G = memory ? 4 : gru ? 3 : 1, P = gru ? c.H : c.P;
+  const bool project = P != c.H, plain = !own && c.cell != Cell::gru_before && !project && !c.norm && !c.mask && !c.zoneout;
+  int64_t blocks = G == 1 ? 0 : c.cell == Cell::gru_before ? 3 : 4;
+  if (!plain) blocks += 1 + memory + (c.norm ? 2 * G + own : 0);
+  const int64_t B = static_cast<int64_t>(c.length.size()), D = c.D, DH = D * c.H, DP = D * P, GH = DH * G;
+  const int64_t BP = DP * B, BH = DH * B;
+  Random<T> x(c.R * c.I), h0(BP), c0(memory ? BH : 0), weight_ih(GH * c.I, 0.3), weight_hh(GH * P, 0.3 / std::sqrt(c.H)),
+      bias_ih(GH), bias_hh(GH), dy(c.R * DP), dh_last(BP), dc_last(memory ? BH : 0);
+  Random<T> weight_hr(project ? DP * c.H : 0, 0.3), norm_ih(c.norm ? GH : 0), norm_hh(c.norm ? GH : 0),
+      peephole(own ? 3 * DH : 0), norm_c(own && c.norm ? DH : 0), bias_c(own && c.norm && c.bias ? DH : 0),
+      mask(c.mask ? BP : 0);
+  Buffer<int64_t> start(B, 0), length(B, 0), keys(B, 0), seed(1, 12345);
+  for (int64_t b = 0; b < B; ++b) start[b] = c.start[b], length[b] = c.length[b], keys[b] = 7 * b;
+  const auto given = [](Buffer<T>& buffer, bool wanted) -> T* { return wanted ? +buffer : nullptr; };
+  const unrolled::RecurrentOptions<T> options{given(weight_hr, project), given(norm_ih, c.norm), given(norm_hh, c.norm),
+                                              given(peephole, own), given(norm_c, own && c.norm),
+                                              given(bias_c, own && c.norm && c.bias), given(mask, c.mask),
+                                              c.zoneout ? 0.3 : 0, c.zoneout && memory ? 0.6 : 0,
+                                              c.zoneout && c.seeded ? +seed : nullptr, keys, 2};
+  const int64_t rows_kept = c.keep ? c.R : 0;
+  Buffer<T> y(c.R * DP, 0), h_last(BP), c_last(memory ? BH : 0), h_prev(rows_kept * DP, 0),
+      c_prev(memory ? rows_kept * DH : 0, 0), kept(rows_kept * DH * blocks, 0),
+      scales(c.norm ? rows_kept * D * unrolled::kScales : 0, 0);
+  const unrolled::RecurrentSizes sizes{c.R, B, D, c.I, c.H, P, blocks, c.bptt, threads};
   const unrolled::Rows rows{start, length, c.step};
-  const auto of_memory = [&](Buffer<T>& buffer) -> T* { return memory ? +buffer : nullptr; };
+  T* const kept_or_null = given(kept, c.keep && blocks);
   kernels.recurrent_forward(
-      c.cell, {sizes, rows, x, h0, of_memory(c0), weight_ih, weight_hh, c.bias ? +bias_ih : nullptr,
-               c.bias ? +bias_hh : nullptr, y, h_last, of_memory(c_last), c.keep ? +h_prev : nullptr,
-               c.keep ? of_memory(c_prev) : nullptr, c.keep && kept_fields ? +kept : nullptr});
+      c.cell, {sizes, rows, x, h0, given(c0, memory), weight_ih, weight_hh, given(bias_ih, c.bias), given(bias_hh, c.bias),
+               options, y, h_last, given(c_last, memory), given(h_prev, c.keep), given(c_prev, c.keep && memory),
+               kept_or_null, given(scales, c.keep && c.norm)});
   ++calls;
   Outputs out;
   out.add(y), out.add(h_last), out.add(c_last);
   if (!c.keep) return out;
-  out.add(h_prev), out.add(c_prev), out.add(kept);
-  Buffer<T> dx(c.need_dx ? c.D * c.R * c.I : 0, 0), dh0(BH), dc0(memory ? BH : 0), dweight_ih(GH * c.I),
-      dweight_hh(GH * c.H), dbias_ih(GH), dbias_hh(GH);
+  out.add(h_prev), out.add(c_prev), out.add(kept), out.add(scales);
+  const bool per_step = c.bptt > 0;
+  Buffer<T> dx(c.need_dx ? D * c.R * c.I : 0, 0), dh0(BP), dc0(memory ? BH : 0), dweight_ih(GH * c.I), dweight_hh(GH * P),
+      dbias_ih(GH), dbias_hh(GH), dweight_hr(weight_hr.size()), dnorm_ih(norm_ih.size()), dnorm_hh(norm_hh.size()),
+      dpeephole(peephole.size()), dnorm_c(norm_c.size()), dbias_c(bias_c.size()), dh(per_step ? c.R * DP : 0, 0),
+      dc(per_step && memory ? c.R * DH : 0, 0);
   kernels.recurrent_backward(
-      c.cell, {sizes, rows, dy, dh_last, of_memory(dc_last), x, weight_ih, weight_hh, h_prev, h_last, of_memory(c_prev),
-               of_memory(c_last), kept_fields ? +kept : nullptr, c.need_dx ? +dx : nullptr, dh0, of_memory(dc0),
-               dweight_ih, dweight_hh, dbias_ih, dbias_hh});
+      c.cell, {sizes, rows, dy, dh_last, given(dc_last, memory), x, weight_ih, weight_hh, options, h_prev,
+               given(c_prev, memory), kept_or_null, given(scales, c.norm), h_last, given(c_last, memory),
+               given(dx, c.need_dx), dh0, given(dc0, memory), dweight_ih, dweight_hh, dbias_ih, dbias_hh,
+               given(dweight_hr, project), given(dnorm_ih, c.norm), given(dnorm_hh, c.norm), given(dpeephole, own),
+               given(dnorm_c, own && c.norm), given(dbias_c, own && c.norm && c.bias), given(dh, per_step),
+               given(dc, per_step && memory)});
   ++calls;
-  out.add(dx), out.add(dh0), out.add(dc0), out.add(dweight_ih), out.add(dweight_hh), out.add(dbias_ih), out.add(dbias_hh);
+  for (Buffer<T>* b : {&dx, &dh0, &dc0, &dweight_ih, &dweight_hh, &dbias_ih, &dbias_hh, &dweight_hr, &dnorm_ih, &dnorm_hh,
+                       &dpeephole, &dnorm_c, &dbias_c, &dh, &dc})
+    out.add(*b);
   return out;
 }
 
@@ -231,8 +254,11 @@ void on_every_variant(const std::string& name, F&& call) {
   }
 }
 
+// Bits of `flags` choose the options; those from 64 on need phases.
 RecurrentCase recurrent_case(int64_t I, int64_t H, int64_t D, const std::vector<int64_t>& length, int layout, int flags) {
-  RecurrentCase c{{}, I, H, D, 1, (flags & 2) != 0, (flags & 4) == 0, (flags & 8) == 0, {}, length, 0};
+  const auto bit = [&](int k) { return (flags >> k & 1) != 0; };
+  RecurrentCase c{{}, I, H, bit(6) ? (H + 1) / 2 : H, D, 1, bit(4) ? 1 + flags % 3 : 0, bit(1), !bit(2), !bit(3), bit(7),
+                  bit(8), bit(9), !bit(5), {}, length, 0};
   const auto B = static_cast<int64_t>(length.size());
   int64_t longest = 0, tokens = 0;
   for (const int64_t n : length) longest = std::max(longest, n);
@@ -249,8 +275,8 @@ RecurrentCase recurrent_case(int64_t I, int64_t H, int64_t D, const std::vector<
 void on_every_cell(RecurrentCase c) {
   using unrolled::Cell;
   for (const auto& [cell, name] : {std::pair{Cell::rnn_tanh, "rnn_tanh"}, {Cell::rnn_relu, "rnn_relu"}, {Cell::lstm, "lstm"},
-                                   {Cell::gru, "gru"}}) {
-    if (cell == Cell::rnn_relu && c.H >= 20) continue;
+                                   {Cell::lstm_options, "lstm_options"}, {Cell::gru, "gru"}, {Cell::gru_before, "gru_before"}}) {
+    if (cell == Cell::rnn_relu && (c.H >= 20 || c.norm)) continue;
     c.cell = cell;
     on_every_variant(name, [&](const auto& kernels, int threads) { return recurrent(kernels, c, threads); });
   }
@@ -267,10 +293,13 @@ int main() {
     for (const auto& length : lengths)
       for (const int64_t D : {1, 2}) {
         const int64_t I = sizes[static_cast<size_t>(++flags) % sizes.size()];
-        on_every_cell(recurrent_case(I, H, D, length, flags % 3, flags));
+        on_every_cell(recurrent_case(I, H, D, length, flags % 3, flags % 64));
+        on_every_cell(recurrent_case(I, H, D, length, flags % 3, (flags * 37) % 1024));
       }
-  on_every_cell(recurrent_case(9, 40, 2, std::vector<int64_t>(300, 4), 1, 2));  // more rows than one block
-  on_every_cell(recurrent_case(3, 70, 1, {611, 2, 300}, 2, 2));
+  for (const int options : {2, 2 + 64 + 128 + 256 + 512}) {
+    on_every_cell(recurrent_case(9, 40, 2, std::vector<int64_t>(300, 4), 1, options));  // more rows than one block
+    on_every_cell(recurrent_case(3, 70, 1, {611, 2, 300}, 2, options));
+  }
   for (const int64_t N : {0, 1, 7, 37, 2500})  // the last is work enough for several threads
     for (const int64_t a : sizes) {
       if (N > 1000 && a != 67) continue;

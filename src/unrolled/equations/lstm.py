@@ -56,9 +56,9 @@ def lstm_forward(u: Float[Tensor, "N GH"], v: Float[Tensor, "N GH"], h: Tensor, 
 
 
 def lstm_backward(dafter: State, after: State, before: State, kept: State) -> tuple[Tensor, Tensor, State]:
-    (dh, dc), (_, c), (_, c_prev), (i, f, g, o) = dafter, after, before, kept
+    (_, c), (_, c_prev), (i, f, g, o) = after, before, kept
     tanh_c = torch.tanh(c)
-    dc = dc + dh * o * (1 - tanh_c * tanh_c)  # (8)
+    dh, dc = lstm_total(dafter, after, kept)
     da_o = dh * tanh_c * o * (1 - o)  # (8), (6)
     da_g = dc * i * (1 - g * g)  # (7), (5)
     da_f = dc * c_prev * f * (1 - f)  # (7), (4)
@@ -67,4 +67,11 @@ def lstm_backward(dafter: State, after: State, before: State, kept: State) -> tu
     return da, da, (torch.zeros_like(dh), dc * f)  # (7)
 
 
-LSTM = Cell(lstm_forward, lstm_backward)
+def lstm_total(dafter: State, after: State, kept: State) -> State:
+    """dh_t, and dc_t with the path through h_t."""
+    (dh, dc), (_, c), (_, _, _, o) = dafter, after, kept
+    tanh_c = torch.tanh(c)
+    return dh, dc + dh * o * (1 - tanh_c * tanh_c)  # (8)
+
+
+LSTM = Cell(lstm_forward, lstm_backward, total=lstm_total)

@@ -78,25 +78,50 @@ def lstm_options_backward(
     norm_c: Tensor | None,
     bias_c: Tensor | None,
 ) -> tuple[Tensor, Tensor, State, tuple[Tensor | None, ...]]:
-    (dh, dc), (_, c), (_, c_prev), (i, f, g, o, norm) = dafter, after, before, kept
-    p_i, p_f, p_o = (0, 0, 0) if peephole is None else peephole.chunk(3)
-    s = c if norm_c is None else norm[0].normal * norm_c  # (7)
-    tanh_s = torch.tanh(s if bias_c is None else s + bias_c)  # (7), (8)
-    da_o = dh * tanh_s * o * (1 - o)  # (8), (6)
-    ds = dh * o * (1 - tanh_s * tanh_s)  # (8)
-    dnorm_c = dbias_c = None
-    if norm_c is not None:
-        ds, dnorm_c, dbias_c = layer_norm_backward(ds, norm[0], norm_c)  # (7)
-    dc = dc + ds + da_o * p_o  # (7), (6)
+    (dh, _), (_, c), (_, c_prev), (i, f, g, _, _) = dafter, after, before, kept
+    da_o, _, dnorm_c, dbias_c = lstm_output_backward(dh, c, kept, norm_c, bias_c)
+    _, dc = lstm_options_total(dafter, after, kept, peephole, norm_c, bias_c)
     da_g = dc * i * (1 - g * g)  # (5), (4)
     da_f = dc * c_prev * f * (1 - f)  # (5), (3)
     da_i = dc * g * i * (1 - i)  # (5), (2)
     da = torch.cat([da_i, da_f, da_g, da_o], 1)  # (1)
-    dc_prev = dc * f + da_i * p_i + da_f * p_f  # (5), (2), (3)
-    dpeephole = None
+    dc_prev, dpeephole = dc * f, None  # (5)
     if peephole is not None:
+        p_i, p_f, _ = peephole.chunk(3)
+        dc_prev = dc_prev + da_i * p_i + da_f * p_f  # (2), (3)
         dpeephole = torch.cat([(da_i * c_prev).sum(0), (da_f * c_prev).sum(0), (da_o * c).sum(0)])  # (2), (3), (6)
     return da, da, (torch.zeros_like(dh), dc_prev), (dpeephole, dnorm_c, dbias_c)
+
+
+def lstm_output_backward(
+    dh: Tensor, c: Tensor, kept: LSTMOptionsKept, norm_c: Tensor | None, bias_c: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """From h_t back to c_t: `(da_o, dc, dnorm_c, dbias_c)`, dc without the peephole's path."""
+    o = kept.o
+    s = c if norm_c is None else kept.norm[0].normal * norm_c  # (7)
+    tanh_s = torch.tanh(s if bias_c is None else s + bias_c)  # (7), (8)
+    da_o = dh * tanh_s * o * (1 - o)  # (8), (6)
+    ds = dh * o * (1 - tanh_s * tanh_s)  # (8)
+    if norm_c is None:
+        return da_o, ds, None, None
+    return da_o, *layer_norm_backward(ds, kept.norm[0], norm_c)  # (7)
+
+
+def lstm_options_total(
+    dafter: State,
+    after: State,
+    kept: LSTMOptionsKept,
+    peephole: Tensor | None,
+    norm_c: Tensor | None,
+    bias_c: Tensor | None,
+) -> State:
+    """dh_t, and dc_t with the paths through h_t."""
+    (dh, dc), (_, c) = dafter, after
+    da_o, dthrough, _, _ = lstm_output_backward(dh, c, kept, norm_c, bias_c)
+    dc = dc + dthrough  # (8), (7)
+    if peephole is not None:
+        dc = dc + da_o * peephole.chunk(3)[2]  # (6)
+    return dh, dc
 
 
 def _normed(c: Tensor, gain: Tensor, bias: Tensor | None) -> tuple[Tensor, tuple[LayerNormSaved, ...]]:
@@ -104,4 +129,5 @@ def _normed(c: Tensor, gain: Tensor, bias: Tensor | None) -> tuple[Tensor, tuple
     return s, (saved,)
 
 
-LSTM_OPTIONS = Cell(lstm_options_forward, lstm_options_backward, ("peephole", "norm_c", "bias_c"))
+_OWN = ("peephole", "norm_c", "bias_c")
+LSTM_OPTIONS = Cell(lstm_options_forward, lstm_options_backward, _OWN, total=lstm_options_total)

@@ -29,7 +29,8 @@ class Cell(NamedTuple):
 
     `forward(u, v, *before) -> (after, kept)` with u = W_ih x + b_ih and v = W_hh h + b_hh, both (n, G * H).
     `backward(dafter, after, before, kept) -> (du, dv, dbefore)`, dbefore without what h receives through v.
-    Cells with `weights` of their own or a `reset` need `recurrent_options`: both functions take those weights at the
+    `total(dafter, after, kept) -> dafter`, where c influences the loss through h of the same step too: with that path.
+    Cells with `weights` of their own or a `reset` need `recurrent_options`: all functions take those weights at the
     end, and the backward gives their gradients at the end, a tuple.
     """
 
@@ -37,6 +38,7 @@ class Cell(NamedTuple):
     backward: Callable[..., Any]
     weights: tuple[str, ...] = ()
     reset: Reset | None = None
+    total: Callable[..., State] = lambda dafter, *_: dafter
 
 
 class RecurrenceSaved(NamedTuple):
@@ -138,10 +140,11 @@ def recurrence_backward(dy: Float[Tensor, "N H"], dlast: State, saved: Recurrenc
     for t, rows in reversed(list(enumerate(steps))):
         n = len(rows)
         dafter = dy[rows] + dstate[0][:n], *(d[:n] for d in dstate[1:])
-        for total, part in zip(dall, dafter, strict=True):
-            total[rows] = part
         after, before_t = tuple(s[:n] for s in state), tuple(b[rows] for b in before)
-        du[rows], dv[rows], dbefore = cell.backward(dafter, after, before_t, tuple(k[rows] for k in kept))
+        kept_t = tuple(k[rows] for k in kept)
+        for total, part in zip(dall, cell.total(dafter, after, kept_t), strict=True):
+            total[rows] = part
+        du[rows], dv[rows], dbefore = cell.backward(dafter, after, before_t, kept_t)
         dbefore = dbefore[0] + dv[rows] @ weight_hh, *dbefore[1:]  # (2)
         dbefore = tuple(torch.zeros_like(d) if cuts(bptt, t) else d for d in dbefore)
         dstate = tuple(torch.cat([d, rest[n:]]) for d, rest in zip(dbefore, dstate, strict=True))

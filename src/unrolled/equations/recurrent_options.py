@@ -59,7 +59,7 @@ class OptionsGrads(NamedTuple):
     dx: Float[Tensor, "N I"]
     dstate0: State
     dweights: Weights  # None where there is no such weight
-    dstate: State  # each (N, P or H): the total derivative with respect to the state after each token
+    dstate: State  # (N, P or H): the total derivatives with respect to h after each token, and to c as the cell gave it
 
 
 class StepGrads(NamedTuple):
@@ -68,6 +68,7 @@ class StepGrads(NamedTuple):
     dp: Tensor  # of the bare products of (3) and (4), inside the layer norm
     left: tuple[Tensor, ...]  # what these multiply: g, and r * g in a cell that resets before
     dprojected: Tensor  # of h' in (5)
+    total: State  # to h_t, and to c_t as the cell gave it
 
 
 def step_forward(
@@ -115,6 +116,7 @@ def step_backward(
     if w.weight_hr is not None:
         dout = dprojected @ w.weight_hr, *dout[1:]  # (5)
     du, dv, dpath, *dcell = cell.backward(dout, out, before, kept, *_own(cell, w))
+    total = dafter[0], *cell.total(dout, out, kept, *_own(cell, w))[1:]
     gain, gain_s = _cut(w.norm_hh, K)
     g = before[0] if mask is None else before[0] * mask  # (2)
     left: tuple[Tensor, ...] = (g,)
@@ -129,7 +131,7 @@ def step_backward(
     dh = dg if mask is None else dg * mask  # (2)
     dh = dh if w.weight_hr is not None else dh + dpath[0]
     dbefore = dbefore[0] + dh, *map(torch.add, dbefore[1:], dpath[1:])
-    return dbefore, StepGrads(du, dv, torch.cat([dp, dp_s], 1), left, dprojected), dcell[0] if dcell else ()
+    return dbefore, StepGrads(du, dv, torch.cat([dp, dp_s], 1), left, dprojected, total), dcell[0] if dcell else ()
 
 
 def options_forward(
@@ -189,12 +191,12 @@ def options_backward(dy: Float[Tensor, "N P"], dlast: State, saved: OptionsSaved
         dbefore = tuple(torch.zeros_like(d) if cuts(bptt, t) else d for d in dbefore)
         dstate = tuple(torch.cat([d, rest[n:]]) for d, rest in zip(dbefore, dstate, strict=True))
         dcell = [None if d is None or part is None else d + part for d, part in zip(dcell, dw, strict=True)]
-        parts.append((grads, dafter))
+        parts.append(grads)
 
     def by_token(*parts: Tensor) -> Tensor:
         return x.new_zeros(len(x), *parts[0].shape[1:]).index_copy(0, tokens, torch.cat(parts[::-1]))
 
-    (du, dv, dp, left, dprojected), dall = pytree.tree_map(by_token, *parts)
+    du, dv, dp, left, dprojected, dall = pytree.tree_map(by_token, *parts)
     da = _bare(du, w.norm_ih, norm_x)  # (1)
     cut = _cut(dp, _rows_of_h(cell, w), 1)
     own_dweights: Any = dict(zip(cell.weights, dcell, strict=True))

@@ -1,7 +1,7 @@
 """Draws the pictures of the pages, light and dark, into docs/_static: `python docs/pictures.py`.
 
-`unrolled` is a diagram. `gradient_reach` and `lstm_reach` are measurements: the gradients of the states by the closed
-form, for a loss on the last state.
+`unrolled` is a diagram. `gradient_reach`, `lstm_reach` and `option_reach` are measurements: the gradients of the states
+by the closed form, for a loss on the last state.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,10 +18,18 @@ from torch import Tensor
 from unrolled.equations.lstm import LSTM
 from unrolled.equations.recurrence import Cell, recurrence_backward, recurrence_forward
 from unrolled.equations.rnn import RNN_TANH
+from unrolled.nn import RNN
+from unrolled.ops.recurrence import record
 
 T, B, H = 100, 64, 128
 RADII = (0.8, 1.0, 1.2, 1.5)
 FORGET_BIASES = (0, 1, 2, 4)
+OPTIONS: dict[str, dict[str, Any]] = {
+    "uniform": {},
+    "zoneout = 0.3": {"zoneout": 0.3},
+    "layer norm": {"layer_norm": True},
+    "orthogonal": {"recurrent_init": "orthogonal"},
+}
 
 INK = {"": "#1f2328", "_dark": "#e6edf3"}
 FAINT = {"": "#d8dee4", "_dark": "#343b44"}
@@ -48,8 +56,11 @@ def norms(
     if len(state) == 2:  # what reaches c_T reaches it through h_T
         o, c = trail[-1].kept.o, state[1]
         found[0] = dlast[0], dlast[0] * o * (1 - c.tanh() ** 2)
-    size = torch.stack([d[-1].norm(dim=1) for d in reversed(found)])
-    return (size / size[-1]).quantile(torch.tensor([0.25, 0.5, 0.75], dtype=x.dtype), dim=1)
+    return quartiles(torch.stack([d[-1].norm(dim=1) for d in reversed(found)]))
+
+
+def quartiles(size: Tensor) -> Tensor:
+    return (size / size[-1]).quantile(torch.tensor([0.25, 0.5, 0.75], dtype=size.dtype), dim=1)
 
 
 def normals() -> Callable[..., Tensor]:
@@ -76,6 +87,18 @@ def lstm_reach(forget_bias: float) -> Tensor:
     bias[H : 2 * H] = forget_bias
     zero = torch.zeros(B, H, dtype=torch.float64)
     return norms(LSTM, normal(T, B, 1), (zero, zero), (normal(B, H), zero), weight_ih, weight_hh, bias, None)
+
+
+def option_reach(**options: Any) -> Tensor:
+    """dh_t of an untrained tanh layer with this option, for inputs of 16 features."""
+    torch.manual_seed(0)
+    layer = RNN(16, H, dtype=torch.float64, **options)
+    h0 = torch.zeros(1, B, H, dtype=torch.float64, requires_grad=True)
+    with record() as records:
+        y, _ = layer(torch.randn(T, B, 16, dtype=torch.float64), h0)
+    (y[-1] * torch.randn(B, H, dtype=torch.float64)).sum().backward()
+    assert h0.grad is not None
+    return quartiles(torch.cat([h0.grad, records[0].gradients["dh"].view(T, B, H)]).norm(dim=2))
 
 
 def svg(width: int, height: int, body: list[str], label: str) -> str:
@@ -126,6 +149,11 @@ def forget_biases() -> Curves:
     return Curves("c", "for four biases of the forget gate", names, [lstm_reach(b) for b in FORGET_BIASES], alone)
 
 
+def options() -> Curves:
+    measured = [option_reach(**options) for options in OPTIONS.values()]
+    return Curves("h", "with four options", [f"~{{{name}}}" for name in OPTIONS], measured, [])
+
+
 def draw_norms(curves: Curves, theme: str) -> str:
     """Median and middle half of each curve over t."""
     state, label, names, measured, expected = curves
@@ -159,7 +187,7 @@ def draw_norms(curves: Curves, theme: str) -> str:
         line = " ".join(points(median))
         body.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2.4"/>')
         start = next(t for t, v in enumerate(median) if v > low)
-        place = py(max(median[start : start + 11])) - 12
+        place = py(max(median[start + 1 : start + 11])) - 12
         if any(abs(py(other.log10()[start + 3].item()) - place + 5) < 12 for other in expected):
             place = py(min(median[start : start + 11])) + 20
         body.append(text(px(start + 1), place, name, colour, "start", 16))
@@ -215,7 +243,7 @@ def draw_unrolled(theme: str) -> str:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    reaches = {"gradient_reach": radii(), "lstm_reach": forget_biases()}
+    reaches = {"gradient_reach": radii(), "lstm_reach": forget_biases(), "option_reach": options()}
     draws = {name: partial(draw_norms, curves) for name, curves in reaches.items()}
     for name, draw in {**draws, "unrolled": draw_unrolled}.items():
         for theme in INK:

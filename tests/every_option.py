@@ -9,8 +9,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import unrolled
+from unrolled.equations.layer_norm import EPSILON
 
 INPUT, HIDDEN = 3, 5
+NORMS = round(1 / EPSILON)  # a layer norm multiplies by up to its root: as if sums were this many times as long
 
 _COMMON: dict[str, Any] = {
     **{"num_layers": 2, "bidirectional": True, "dropout": 0.3, "learn_initial_state": True, "layer_norm": True},
@@ -73,14 +75,15 @@ def packed_up(layer: Any, x: Tensor, *hx: Tensor) -> tuple[Tensor, ...]:
 class Steps(NamedTuple):
     h: list[Tensor]  # the state after each step, each (B, P)
     c: list[Tensor]
+    cell: list[Tensor]  # c as the cell gave it, before zoneout
     gates: list[dict[str, Tensor]]
 
 
 def step_by_step(layer: Any, x: Tensor, hx: Any, suffix: str = "_l0") -> Steps:
-    """The first layer of ours in one direction, in evaluation. A state is a tensor of its own that later steps use."""
+    """The first layer of ours in one direction, in evaluation."""
     w = {n.removesuffix(suffix): p for n, p in layer.named_parameters() if n.endswith(suffix)}
     rates = layer.zoneout if isinstance(layer.zoneout, tuple) else (layer.zoneout, layer.zoneout)
-    state, steps = listed(hx), Steps([], [], [])
+    state, steps = listed(hx), Steps([], [], [], [])
     for x_t in x:
         out, gates = _STEP[layer.mode](layer, w, _product(w, x_t, "ih"), *state)
         if "weight_hr" in w:
@@ -88,6 +91,7 @@ def step_by_step(layer: Any, x: Tensor, hx: Any, suffix: str = "_l0") -> Steps:
         state = [z * old + (1 - z) * new for z, old, new in zip(rates, state, out, strict=False)]
         for kept, s in zip((steps.h, steps.c), state, strict=False):
             kept.append(s)
+        steps.cell.extend(out[1:])
         steps.gates.append(gates)
     return steps
 

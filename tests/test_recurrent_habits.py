@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import unrolled
-from every_option import EVERY, INPUT, every_option, gradients, listed, packed_up, seeded, states, total
+from every_option import EVERY, INPUT, NORMS, every_option, gradients, listed, packed_up, seeded, states, total
 from tolerances import close, same_bits
 
 KINDS = list(EVERY)
@@ -61,9 +61,9 @@ def test_compile_without_a_break(training: bool) -> None:
             assert not torch.equal(compiled(x, lengths.fill_(steps)), compiled(x, lengths))
             continue
         expected = model(x, lengths)
-        close(y, expected.double(), 8 * steps)
+        close(y, expected.double(), 8 * steps * NORMS)
         for found, reference in zip(grads, own_gradients(model, expected), strict=True):
-            close(found, reference.double(), 200 * steps)
+            close(found, reference.double(), 200 * steps * NORMS)
 
 
 def test_export_with_free_batch_and_time() -> None:
@@ -72,7 +72,7 @@ def test_export_with_free_batch_and_time() -> None:
     program = torch.export.export(model, example(), dynamic_shapes=({0: time, 1: batch}, {0: batch}))
     for sequences, steps in ((3, 6), (1, 1), (5, 9)):
         x, lengths = example(sequences, steps)
-        close(program.module()(x, lengths), model(x, lengths).double(), 8 * steps)
+        close(program.module()(x, lengths), model(x, lengths).double(), 8 * steps * NORMS)
 
 
 @every_kind
@@ -91,7 +91,7 @@ def test_gradients_per_example_by_vmap(training: bool, kind: str, backend: str) 
     for b in range(3):
         expected = gradients(layer, seeded(layer, x[b][:, None], keys=keys[b : b + 1]))
         for name, reference in zip(parameters, expected, strict=True):
-            close(found[name][b], reference, 200)
+            close(found[name][b], reference, 200 * NORMS)
 
 
 @every_kind
@@ -222,7 +222,7 @@ class InAWorker(Dataset[list[Tensor]]):
 
 def alike(found: list[Tensor], expected: list[Tensor]) -> None:
     for own, reference in zip(found, expected, strict=True):
-        close(own, reference, 200)
+        close(own, reference, 200 * NORMS)
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -287,4 +287,4 @@ def test_a_parametrized_weight(backend: str) -> None:
     x = torch.randn(4, 3, INPUT, dtype=torch.float64)
     expected = layer(x)[0]
     nn.utils.parametrizations.weight_norm(layer, "weight_hh_l0")
-    close(layer(x)[0], expected, 20)
+    close(layer(x)[0], expected, 20 * NORMS)

@@ -13,6 +13,7 @@ from every_option import (
     EVERY,
     HIDDEN,
     INPUT,
+    NORMS,
     every_option,
     make,
     seeded,
@@ -146,14 +147,14 @@ def test_masks_follow_the_keys_and_neither_neighbours_nor_lengths(kind: str, bac
     y, *last = seeded(layer, x, lengths=LENGTHS, keys=keys)
     for b, length in enumerate(LENGTHS):
         alone, *own = seeded(layer, x[:length, b : b + 1], keys=keys[b : b + 1])
-        close(alone[:, 0], y[:length, b], 8 * HIDDEN)
+        close(alone[:, 0], y[:length, b], 8 * HIDDEN * NORMS)
         for found, reference in zip(own, last, strict=True):
-            close(found[:, 0], reference[:, b], 8 * HIDDEN)
+            close(found[:, 0], reference[:, b], 8 * HIDDEN * NORMS)
     order = torch.tensor([2, 0, 3, 1])
     ragged = Ragged.from_list([x[: LENGTHS[b], b] for b in order])
     found, *own = seeded(layer, ragged, keys=keys[order])
     for b, part in zip(order.tolist(), found.to_list(), strict=True):
-        close(part, y[: LENGTHS[b], b], 8 * HIDDEN)
+        close(part, y[: LENGTHS[b], b], 8 * HIDDEN * NORMS)
     one, two = (seeded(layer, x, keys=torch.tensor(k)) for k in ([0, 1, 2, 3], [0, 1, 2, 4]))
     by_index = seeded(layer, x)
     for found, reference, other in zip(one, by_index, two, strict=True):

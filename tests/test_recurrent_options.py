@@ -15,6 +15,7 @@ from every_option import (
     EVERY,
     HIDDEN,
     INPUT,
+    NORMS,
     gradients,
     listed,
     make,
@@ -56,7 +57,8 @@ def by_hand(layer: Any, x: Tensor, *hx: Tensor) -> tuple[Tensor, ...]:
 def test_a_layer_against_one_step_after_the_other_in_plain_torch(options: dict[str, Any], backend: str) -> None:
     layer = stirred(make(**options)).eval()
     x = torch.randn(6, 4, INPUT, dtype=torch.float64)
-    agree(layer, copy.deepcopy(layer), packed_up, x, *listed(states(layer, 4)), other=by_hand, terms=4 * HIDDEN)
+    terms = 4 * HIDDEN * (NORMS if layer.layer_norm else 1)
+    agree(layer, copy.deepcopy(layer), packed_up, x, *listed(states(layer, 4)), other=by_hand, terms=terms)
 
 
 CELLS = [
@@ -82,9 +84,9 @@ def test_a_cell_step_by_step_is_the_layer(options: dict[str, Any], backend: str)
         state = tuple(listed(cell(x_t, state if len(state) == 2 else state[0])))
     _, *last = packed_up(layer, x, *hx)
     for found, reference in zip(state, last, strict=True):
-        close(found, reference[0], INPUT + HIDDEN)
+        close(found, reference[0], HIDDEN * NORMS)
     for found, reference in zip(gradients(cell, state), gradients(layer, tuple(last)), strict=True):
-        close(found, reference, 8 * HIDDEN)
+        close(found, reference, 8 * HIDDEN * NORMS)
     for name, value in options.items():
         assert name == "kind" or f"{name}={value}" in repr(cell) or value is True
     one, other = cell(x[0]), copy.deepcopy(cell)(x[0])

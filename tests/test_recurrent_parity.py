@@ -72,8 +72,9 @@ def test_padded(options: dict[str, Any], dtype: torch.dtype, backend: str) -> No
 @pytest.mark.parametrize("options", GRID, ids=ids)
 def test_unbatched(options: dict[str, Any], backend: str) -> None:
     ours, peer = twins(batch_first=True, **options)
-    agree(ours, peer, plainly, torch.randn(5, INPUT, dtype=torch.float64), *states(ours), terms=HIDDEN)
-    agree(ours, peer, plainly, torch.randn(1, INPUT, dtype=torch.float64), terms=HIDDEN)
+    terms = 4 * HIDDEN * ours.num_layers
+    agree(ours, peer, plainly, torch.randn(5, INPUT, dtype=torch.float64), *states(ours), terms=terms)
+    agree(ours, peer, plainly, torch.randn(1, INPUT, dtype=torch.float64), terms=terms)
 
 
 def packed_call(module: nn.Module, x: Tensor, *s: Tensor) -> tuple[Tensor, ...]:

@@ -13,6 +13,7 @@ from every_option import (
     EVERY,
     HIDDEN,
     INPUT,
+    NORMS,
     every_option,
     gradients,
     listed,
@@ -42,10 +43,10 @@ def test_all_options_together_against_autograd(kind: str, backend: str) -> None:
         expected = seeded(layer, x, lengths=LENGTHS)
         expected_grads = gradients(layer, expected, x)
     for found, reference in zip(outputs, expected, strict=True):
-        close(found, reference, 8 * HIDDEN)
+        close(found, reference, 8 * HIDDEN * NORMS)
     for found, reference in zip(gradients(layer, outputs, x), expected_grads, strict=True):
         assert bool((reference != 0).any())
-        close(found, reference, 200 * HIDDEN)
+        close(found, reference, 200 * HIDDEN * NORMS)
 
 
 @every_kind
@@ -76,14 +77,14 @@ def test_the_reverse_direction_is_the_forward_one_on_the_sequence_turned_round(k
     y, *last = packed_up(both, x, *hx)
     turned, *own = packed_up(one, x.flip(0), *(s[1:] for s in hx))
     width = turned.shape[2]
-    close(y[..., width:], turned.flip(0), HIDDEN)
+    close(y[..., width:], turned.flip(0), HIDDEN * NORMS)
     for found, reference in zip(last, own, strict=True):
-        close(found[1:], reference, HIDDEN)
+        close(found[1:], reference, HIDDEN * NORMS)
     names = [n for n in one.state_dict() if "_l0" in n]
     there = torch.autograd.grad(turned.pow(2).sum(), [one.get_parameter(n) for n in names])
     here = torch.autograd.grad(y[..., width:].pow(2).sum(), [both.get_parameter(n + "_reverse") for n in names])
     for found, reference in zip(here, there, strict=True):
-        close(found, reference, 20 * HIDDEN)
+        close(found, reference, 20 * HIDDEN * NORMS)
 
 
 @every_kind
@@ -109,9 +110,9 @@ def test_a_stream_of_chunks_is_the_whole_sequence(k: int, kind: str, backend: st
         part, new = chunked(x[start : start + step], state if kind == "LSTM" else state[0], lengths=own)
         state = tuple(listed(new))
         ys.append(part)
-    close(torch.cat(ys), y, 8 * HIDDEN)
+    close(torch.cat(ys), y, 8 * HIDDEN * NORMS)
     for found, reference in zip(state, listed(last), strict=True):
-        close(found, reference, 8 * HIDDEN)
+        close(found, reference, 8 * HIDDEN * NORMS)
     names = [n for n in whole.state_dict() if not n.startswith("initial")]
     grads = []
     for layer, initial, outputs in (
@@ -121,7 +122,7 @@ def test_a_stream_of_chunks_is_the_whole_sequence(k: int, kind: str, backend: st
         loss = sum((factor * part.pow(2).sum() for factor, part in enumerate(outputs, 1)), torch.zeros(()))
         grads.append(torch.autograd.grad(loss, [*initial, *(layer.get_parameter(n) for n in names)]))
     for found, reference in zip(*grads, strict=True):
-        close(found, reference, 100 * HIDDEN)
+        close(found, reference, 100 * HIDDEN * NORMS)
 
 
 @every_kind
@@ -137,7 +138,7 @@ def test_learned_initial_states_stand_for_hx(kind: str, backend: str) -> None:
         same_bits(found, reference)
     own = torch.autograd.grad(total(learned), [layer.get_parameter(n) for n in names])
     for found, reference in zip(own, torch.autograd.grad(total(explicit), given), strict=True):
-        close(found, reference.sum(1), 4)
+        close(found, reference.sum(1), 4 * NORMS)
 
 
 def packed_up_with_lengths(layer: Any, x: Tensor, hx: list[Tensor]) -> tuple[Tensor, ...]:
@@ -195,13 +196,13 @@ def test_a_record_has_the_gates_and_the_derivative_of_every_state(options: dict[
         for factor, s in enumerate((s[-1] for s in (steps.h, steps.c) if s), 2):
             loss = loss + factor * s.pow(2).sum()
         found = [own.gradients[n].view(T, B, D, -1)[:, :, d] for n in ("dh", "dc") if n in own.gradients]
-        expected = [torch.stack(torch.autograd.grad(loss, s, retain_graph=True)) for s in (steps.h, steps.c) if s]
+        expected = [torch.stack(torch.autograd.grad(loss, s, retain_graph=True)) for s in (steps.h, steps.cell) if s]
         assert found[0].shape[2] == width
         for grad, reference in zip(found, expected, strict=True):
-            close(grad.flip(0) if d else grad, reference, 20 * HIDDEN)
+            close(grad.flip(0) if d else grad, reference, 20 * HIDDEN * NORMS)
         for name in GATES[options["kind"]]:
             values = own.gates[name].view(T, B, D, HIDDEN)[:, :, d]
-            close(values.flip(0) if d else values, torch.stack([g[name] for g in steps.gates]), HIDDEN)
+            close(values.flip(0) if d else values, torch.stack([g[name] for g in steps.gates]), HIDDEN * NORMS)
 
 
 def test_records_come_layer_by_layer_and_only_within(backend: str) -> None:

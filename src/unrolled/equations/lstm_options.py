@@ -25,7 +25,7 @@ def lstm_options_forward(
     v: Float[Tensor, "N GH"],
     h: Tensor,
     c: Tensor,
-    peephole: Float[Tensor, "3H"] | None,
+    peephole: Float[Tensor, "HHH"] | None,
     norm_c: Float[Tensor, "H"] | None,
     bias_c: Float[Tensor, "H"] | None,
 ) -> tuple[State, LSTMOptionsKept]:

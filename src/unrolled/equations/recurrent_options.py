@@ -29,7 +29,7 @@ class Weights(NamedTuple):
     weight_hr: Float[Tensor, "P H"] | None = None  # the projection
     norm_ih: Float[Tensor, "GH"] | None = None  # gain of the layer norm of W_ih x
     norm_hh: Float[Tensor, "GH"] | None = None  # and of W_hh h
-    peephole: Float[Tensor, "3H"] | None = None  # the LSTM's own, and so are the next two
+    peephole: Float[Tensor, "HHH"] | None = None  # the LSTM's own, and so are the next two
     norm_c: Float[Tensor, "H"] | None = None
     bias_c: Float[Tensor, "H"] | None = None
 
@@ -81,7 +81,7 @@ def step_forward(
 
         g_t = mask * h_{t-1}                        (2)
         v_t = N(W_hh[:K] g_t) + b_hh[:K]            (3)
-        v_t = v_t, N(W_hh[K:] (r * g_t)) + b_hh[K:] (4)
+        v_t = v_t, N(W_hh[K:] (r * g_t)) + b_hh[K:]  (4)
         m_t, c'_t = cell(u_t, v_t, h_{t-1}, c_{t-1})
         h'_t = W_hr m_t                             (5)
         h_t = zoneout(h'_t, h_{t-1}),  c_t = zoneout(c'_t, c_{t-1})

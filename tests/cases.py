@@ -1,7 +1,8 @@
 """The one table of cases: every operator with its options, over shapes with 0, 1, odd and prime sizes.
 
 What an operator is (its inputs, equation, independent formulation, torch's counterpart) stands in
-`unrolled.verify.operators`; a case is its name and options. To add an operator: a row there, its cases and draws here.
+`unrolled.verify.operators`; a case is its name and options. To add an operator: a row there, its cases here, its
+random ones in `draws.py`.
 """
 
 from __future__ import annotations
@@ -10,9 +11,12 @@ from itertools import cycle, product
 from typing import Any, NamedTuple
 
 import torch
-from hypothesis import strategies as st
 
+from covering import Option, covering
+from pairs import PAIRS
 from unrolled.verify.operators import OPERATORS, Operator
+
+JUDGED = {**OPERATORS, **PAIRS}
 
 
 class Case(NamedTuple):
@@ -21,7 +25,7 @@ class Case(NamedTuple):
 
     @property
     def operator(self) -> Operator:
-        return OPERATORS[self.name]
+        return JUDGED[self.name]
 
     def inputs(self, dtype: torch.dtype = torch.float64, seed: int = 0) -> dict[str, Any]:
         return self.operator.make(torch.Generator().manual_seed(seed), dtype, **self.options)
@@ -33,13 +37,11 @@ class Case(NamedTuple):
 LENGTHS = [(6, 3, 3, 1, 0), (1,), (2, 0, 3), (7,), (), (0,), (3, 5, 4), (0, 0), (2, 2, 2)]
 SIZES = [(3, 5), (1, 1), (2, 7), (5, 3), (4, 2)]
 SMALL = [(2, 3), (1, 1), (3, 2), (1, 2)]  # for cells of several gates, whose many weights are moved one by one
-
-
 LAYOUTS = ["ragged", "batch_first", "time_major"]
 
 
-def _recurrent(sizes: list[tuple[int, int]], **more: list[Any]) -> list[dict[str, Any]]:
-    """All options in all combinations, while lengths and sizes go round."""
+def _recurrent(sizes: list[tuple[int, int]], **more: list[Any]) -> list[Option]:
+    """Without options: bias, directions and layouts in all combinations, while lengths and sizes go round."""
     lengths, size = cycle(LENGTHS), cycle(sizes)
     choices = {**more, "bias": [True, False], "directions": [1, 2], "layout": LAYOUTS}
     return [
@@ -52,9 +54,54 @@ def _recurrent(sizes: list[tuple[int, int]], **more: list[Any]) -> list[dict[str
     ]
 
 
-OPTIONS: dict[str, list[dict[str, Any]]] = {
+# The options of the recurrence, each off or on; a layer norm of fewer than 3 numbers would hardly depend on its input.
+_ON: dict[str, list[Option]] = {
+    "layer_norm": [{"layer_norm": True}],
+    "recurrent_dropout": [{"recurrent_dropout": 0.4}],
+    "zoneout": [{"zoneout": (0.3, 0.6)}, {"zoneout": (0.2, 0.4), "training": False}, {"zoneout": (0.5, 0.0)}],
+    "bias": [{"bias": False}],
+    "directions": [{"directions": 2}],
+    "layout": [{"layout": "time_major"}, {"layout": "batch_first"}],
+}
+_PROJ, _PEEP = {"proj_size": [{"proj_size": 2}]}, {"peephole": [{"peephole": True}]}
+CELL_OPTIONS: dict[str, dict[str, list[Option]]] = {
+    "rnn": {**_ON, **_PROJ, "nonlinearity": [{"nonlinearity": "relu"}]},
+    "lstm": {
+        **_ON,
+        **_PROJ,
+        **_PEEP,
+        "zoneout": [*_ON["zoneout"], {"zoneout": (0.0, 0.5)}],
+    },
+    "gru": {**_ON, "reset": [{"reset": "before"}]},
+}
+_BPTT: list[Option] = [{"bptt": 1}, {"bptt": 2}, {"bptt": 3}]
+
+
+def _with_options(cell: str) -> list[Option]:
+    """Every two options together, so that each is judged by finite differences, and each with truncation, which is not.
+
+    Then all at once where there is next to nothing: no sequence, no step, one unit.
+    """
+    choices = {name: [{}, *on] for name, on in CELL_OPTIONS[cell].items()}
+    shape = cycle(
+        {"lengths": lengths, "input_size": i, "hidden_size": 3}
+        for lengths, i in (((3, 1, 0, 2), 2), ((2, 0, 3), 1), ((5,), 1), ((2, 2), 3), ((1, 4), 1))
+    )
+    rows = covering(choices) + covering({**choices, "bptt": _BPTT}, beside="bptt")
+    everything = {k: v for on in CELL_OPTIONS[cell].values() for k, v in on[0].items()}
+    edges = [{**everything, "hidden_size": 3, "lengths": lengths} for lengths in ((), (0, 0), (1,))]
+    one = {k: 1 for k in everything if k == "proj_size"}
+    edges.append({**everything, "hidden_size": 1, "input_size": 1, "lengths": (2, 1), **one})
+    return [{**row, **next(shape)} for row in rows] + edges
+
+
+OPTION_CASES = [Case(cell, options) for cell in CELL_OPTIONS for options in _with_options(cell)]
+OPTIONS: dict[str, list[Option]] = {
     "rnn": _recurrent(SIZES, nonlinearity=["tanh", "relu"]),
-    "lstm": _recurrent(SMALL),
+    "lstm": [
+        *_recurrent(SMALL),
+        *({"proj_size": 2, "hidden_size": 3, "directions": d, "lengths": n} for d, n in ((1, (2, 3)), (2, (1, 4)))),
+    ],
     "gru": _recurrent(SMALL),
     "linear": [
         {"tokens": n, "input_size": i, "output_size": o, "bias": bias}
@@ -76,20 +123,46 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
             [(False, 0.0, -100), (True, 0.0, 1), (False, 0.2, 0), (True, 0.3, -100), (False, 1.0, 2)],
         )
     ],
+    "layer_norm": [
+        {"rows": n, "features": f, "bias": bias}
+        for (n, f), bias in product([(3, 5), (1, 1), (0, 3), (2, 7), (5, 2)], (True, False))
+    ],
+    "zoneout": [
+        {"rows": n, "units": u, "drawn": drawn} for n, u in ((3, 5), (0, 2), (1, 1)) for drawn in (True, False)
+    ],
 }
 
-CASES = [Case(name, options) for name in OPERATORS for options in OPTIONS[name]]
-EQUATION_CASES = [case for case in CASES if case.operator.to_equation(case.inputs()) is not None]
+CASES = [Case(name, options) for name in OPERATORS for options in OPTIONS[name]] + OPTION_CASES
+PAIR_CASES = [Case(name, options) for name in PAIRS for options in OPTIONS[name]]
+EQUATION_CASES = [case for case in CASES if case.operator.to_equation(case.inputs()) is not None] + PAIR_CASES
 
 # Work enough for the core to use three threads, and for more than one of its blocks.
+LARGE = {"lengths": [61, 0, 17] * 5, "input_size": 19, "hidden_size": 67, "directions": 2}
 LARGE_CASES = [
-    *(
-        Case(name, {"lengths": [61, 0, 17] * 5, "input_size": 19, "hidden_size": 67, "directions": 2})
-        for name in ("rnn", "lstm", "gru")
-    ),
+    *(Case(name, LARGE) for name in ("rnn", "lstm", "gru")),
     *(
         Case(name, {"lengths": [300, 3], "input_size": 5, "hidden_size": 130, "layout": "time_major"})
         for name in ("rnn", "lstm", "gru")
+    ),
+    *(
+        Case(name, {**LARGE, "recurrent_dropout": 0.3, "zoneout": (0.2, 0.1), "layer_norm": True, **more})
+        for name, more in (
+            ("rnn", {"proj_size": 19}),
+            ("lstm", {"proj_size": 35, "peephole": True}),
+            ("gru", {}),
+            ("gru", {"reset": "before"}),
+        )
+    ),
+    *(
+        Case(name, {"lengths": [150, 0, 5], "input_size": 5, "hidden_size": 130, "bptt": 7, **more})
+        for name, more in (
+            ("rnn", {"zoneout": (0.3, 0.0), "training": False, "nonlinearity": "relu"}),
+            ("lstm", {"proj_size": 67, "layout": "batch_first"}),
+            ("lstm", {"peephole": True, "zoneout": (0.0, 0.2), "directions": 2}),
+            ("lstm", {"layer_norm": True, "bias": False}),
+            ("gru", {"recurrent_dropout": 0.3}),
+            ("gru", {"reset": "before", "bias": False}),
+        )
     ),
     Case("linear", {"tokens": 1201, "input_size": 67, "output_size": 97}),
     Case("embedding", {"tokens": 2003, "vocabulary": 301, "embedding_size": 97, "padding_index": 300}),
@@ -99,10 +172,13 @@ LARGE_CASES = [
 ]
 
 # Small, for the many mutants of test_teeth.py; between them they reach every line of every backward.
-_TEETH: dict[str, list[dict[str, Any]]] = {
+_TEETH: dict[str, list[Option]] = {
     "rnn": [
-        {"lengths": (3, 2, 0), "input_size": 2, "hidden_size": 2, "nonlinearity": nonlinearity}
-        for nonlinearity in ("tanh", "relu")
+        *(
+            {"lengths": (3, 2, 0), "input_size": 2, "hidden_size": 2, "nonlinearity": nonlinearity}
+            for nonlinearity in ("tanh", "relu")
+        ),
+        {"lengths": (5, 2), "input_size": 1, "hidden_size": 2, "bptt": 2},
     ],
     "lstm": [{"lengths": (2, 1), "input_size": 1, "hidden_size": 2}],
     "gru": [{"lengths": (2, 1), "input_size": 1, "hidden_size": 2}],
@@ -119,64 +195,41 @@ _TEETH: dict[str, list[dict[str, Any]]] = {
         {"tokens": 4, "classes": 3, "weights": True, "label_smoothing": 0.3, "scale": 1.0},
         {"tokens": 4, "classes": 2, "ignore_index": 1, "scale": 1.0},
     ],
+    "layer_norm": [{"rows": 2, "features": 3}],
+    "zoneout": [{"rows": 2, "units": 3, "drawn": False}],
 }
-TEETH_CASES = [Case(name, options) for name in OPERATORS for options in _TEETH[name]]
+TEETH_CASES = [Case(name, options) for name in JUDGED for options in _TEETH[name]]
 
-# Finite differences see through a padding row, which is a constant by definition only.
-FINITE_CASES = [case for case in CASES + TEETH_CASES if case.options.get("padding_index") is None]
-
-# torch.nn knows no length 0, and no function for dropout by position; its mean over no element is NaN.
-PEER_CASES = [
-    case for case in CASES if case.operator.peer is not None and min(case.options.get("lengths", (1,)), default=0) > 0
+# The same for the recurrence with options; the first meets most of the lines.
+_SMALL: Option = {"lengths": (3, 2), "input_size": 1, "hidden_size": 3}
+OPTION_TEETH_CASES = [
+    Case(
+        "lstm",
+        {
+            **{"lengths": (3, 2), "input_size": 1, "hidden_size": 3, "layer_norm": True, "peephole": True},
+            **{"proj_size": 2, "recurrent_dropout": 0.4, "zoneout": (0.2, 0.4), "training": False},
+        },
+    ),
+    Case("gru", {**_SMALL, "reset": "before", "layer_norm": True, "recurrent_dropout": 0.4}),
+    Case("gru", {**_SMALL, "reset": "before", "bias": False}),
+    Case("lstm", {**_SMALL, "peephole": True}),
+    Case("lstm", {**_SMALL, "layer_norm": True, "bias": False}),
+    Case("rnn", {**_SMALL, "lengths": (5, 1), "recurrent_dropout": 0.4, "bptt": 2}),
 ]
 
-# Sizes around the vector lengths of every CPU variant (4, 8, 16 numbers), so that each tail is hit.
-_WIDTHS = st.one_of(
-    st.integers(1, 70), st.sampled_from([1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 97, 130])
-)
-_COUNTS = st.one_of(st.integers(0, 40), st.sampled_from([0, 1, 2, 3, 5, 7, 11, 13, 61, 127]))
 
-_RECURRENT: dict[str, st.SearchStrategy[Any]] = {
-    "lengths": st.lists(st.integers(0, 12), max_size=19),
-    "input_size": _WIDTHS,
-    "hidden_size": _WIDTHS,
-    "directions": st.sampled_from([1, 2]),
-    "bias": st.booleans(),
-    "layout": st.sampled_from(LAYOUTS),
-}
+def _smooth(case: Case) -> bool:
+    """Finite differences see through what is a constant by definition only: a padding row, the state at a cut."""
+    return case.options.get("padding_index") is None and not case.options.get("bptt")
 
-DRAWS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
-    "rnn": st.fixed_dictionaries({**_RECURRENT, "nonlinearity": st.sampled_from(["tanh", "relu"])}),
-    "lstm": st.fixed_dictionaries(_RECURRENT),
-    "gru": st.fixed_dictionaries(_RECURRENT),
-    "linear": st.fixed_dictionaries(
-        {"tokens": _COUNTS, "input_size": _WIDTHS, "output_size": _WIDTHS, "bias": st.booleans()}
-    ),
-    "embedding": st.fixed_dictionaries(
-        {
-            "tokens": _COUNTS,
-            "vocabulary": st.integers(5, 40),
-            "embedding_size": _WIDTHS,
-            "padding_index": st.sampled_from([None, 0, 4, -1]),
-        }
-    ),
-    "dropout": st.fixed_dictionaries(
-        {
-            "tokens": _COUNTS,
-            "features": _WIDTHS,
-            "p": st.sampled_from([0.0, 0.1, 0.5, 0.9, 1.0]),
-            "layer": st.integers(0, 5),
-        }
-    ),
-    "mean_squared_error": st.fixed_dictionaries({"shape": st.lists(_COUNTS, max_size=2)}),
-    "cross_entropy": st.fixed_dictionaries(
-        {
-            "tokens": _COUNTS,
-            "classes": _WIDTHS,
-            "weights": st.booleans(),
-            "label_smoothing": st.sampled_from([0.0, 0.1, 1.0]),
-            "ignore_index": st.sampled_from([-100, 0]),
-            "scale": st.sampled_from([1.0, 3.0, 200.0]),
-        }
-    ),
-}
+
+FINITE_CASES = [case for case in CASES + PAIR_CASES + TEETH_CASES + OPTION_TEETH_CASES if _smooth(case)]
+
+# torch.nn knows no length 0, no options but its own; its mean over no element is NaN.
+PEER_CASES = [
+    case
+    for case in CASES
+    if case.operator.peer is not None
+    and min(case.options.get("lengths", (1,)), default=0) > 0
+    and case.operator.peer_has(case.inputs())
+]

@@ -13,13 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from cases import CASES, DRAWS, EQUATION_CASES, FINITE_CASES, LARGE_CASES, PEER_CASES, Case
+from cases import CASES, CELL_OPTIONS, EQUATION_CASES, FINITE_CASES, LARGE_CASES, OPTION_CASES, PEER_CASES, Case
 from conftest import VARIANTS, on
+from draws import DRAWS
 from tolerances import GRADCHECK, bound
 from unrolled import use
+from unrolled.ops.recurrence import record
 from unrolled.verify import double
 from unrolled.verify.judges import autograd, by_name, closed_form, compare, differentiable
 from unrolled.verify.operators import OPERATORS
+from unrolled.verify.recurrences import plain_recurrence
 
 
 def of_tensors(function: Callable[..., Any], inputs: dict[str, Any]) -> tuple[Callable[..., Any], Sequence[Tensor]]:
@@ -52,10 +55,18 @@ def as_function(forward: Callable[..., Any], backward: Callable[..., Any]) -> Ca
     return function
 
 
-@pytest.mark.parametrize("case", FINITE_CASES, ids=str)
+def plain_steps(inputs: dict[str, Any]) -> dict[str, Tensor]:
+    """The total derivatives of the loss with respect to the states after each token, "dh" and "dc", by autograd."""
+    states = {d: inputs[name] for d, name in (("dh", "h0"), ("dc", "c0")) if name in inputs}
+    added = {d: s.new_zeros(len(inputs["x"]), len(s) * s.shape[2]).requires_grad_() for d, s in states.items()}
+    return autograd(lambda **given: plain_recurrence(**inputs, added=tuple(given.values())), added)[1]
+
+
+@pytest.mark.parametrize("case", [case for case in FINITE_CASES if case.name in OPERATORS], ids=str)
 def test_finite_differences_of_the_operator(case: Case, backend: str) -> None:
+    """With options along random directions of all inputs: there are many, and their equations are judged in full."""
     function, values = of_tensors(case.operator.operator, case.inputs())
-    torch.autograd.gradcheck(function, values, **GRADCHECK)
+    torch.autograd.gradcheck(function, values, fast_mode=case in OPTION_CASES, **GRADCHECK)
 
 
 @pytest.mark.parametrize("case", [case for case in EQUATION_CASES if case in FINITE_CASES], ids=str)
@@ -83,6 +94,16 @@ def test_operator_against_independent_autograd(case: Case, backend: str) -> None
     assert compare(found, expected, case.operator.cancels(inputs)) <= bound(torch.float64, case.operator.length(inputs))
 
 
+@pytest.mark.parametrize("case", [case for case in CASES if case.name in CELL_OPTIONS], ids=str)
+def test_gradients_per_step_against_independent_autograd(case: Case, backend: str) -> None:
+    inputs = case.inputs()
+    with record() as records:
+        autograd(case.operator.operator, inputs)
+    (layer,) = records
+    limit, floor = bound(torch.float64, case.operator.length(inputs)), case.operator.cancels(inputs)
+    assert compare(({}, layer.gradients), ({}, plain_steps(inputs)), floor) <= limit
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("case", PEER_CASES, ids=str)
 def test_operator_against_torch(case: Case, dtype: torch.dtype, backend: str) -> None:
@@ -91,11 +112,12 @@ def test_operator_against_torch(case: Case, dtype: torch.dtype, backend: str) ->
     assert compare(found, expected, case.operator.cancels(inputs)) <= bound(dtype, case.operator.length(inputs))
 
 
-@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("name", DRAWS)
 @given(data=st.data())
 def test_operator_against_the_equation(name: str, backend: str, data: st.DataObject) -> None:
     """On the core: core against equation. On the equation: the operator against autograd through the plain forward."""
-    operator, case = OPERATORS[name], Case(name, data.draw(DRAWS[name]))
+    case = Case(name.removesuffix(" with options"), data.draw(DRAWS[name]))
+    operator = case.operator
     dtype = data.draw(st.sampled_from([torch.float64, torch.float32]))
     inputs = case.inputs(dtype, seed=data.draw(st.integers(0, 2**16)))
     if data.draw(st.booleans(), "strided"):

@@ -53,8 +53,8 @@ def make_recurrent(
     def draw(*shape: int, scale: float = uniform) -> Tensor:
         return normal(generator, dtype, *shape, scale=scale)
 
-    def gain(*shape: int) -> Tensor:
-        return (1 + draw(*shape, scale=0.3).detach()).requires_grad_()
+    def gain(mean: float, *shape: int) -> Tensor:
+        return (mean + draw(*shape, scale=0.3 * mean).detach()).requires_grad_()
 
     inputs: dict[str, Any] = {
         "cell": cell,
@@ -72,9 +72,9 @@ def make_recurrent(
     if proj_size:
         inputs["weight_hr"] = draw(directions * proj_size, hidden_size)
     if layer_norm:
-        inputs |= {"norm_ih": gain(gates), "norm_hh": gain(gates)}
+        inputs |= {"norm_ih": gain(1.0, gates), "norm_hh": gain(0.3, gates)}  # more would be chaos: errors grow
     if layer_norm and memory:
-        inputs |= {"norm_c": gain(units), "bias_c": draw(units) if bias else None}
+        inputs |= {"norm_c": gain(1.0, units), "bias_c": draw(units) if bias else None}
     if peephole:
         inputs["peephole"] = draw(3 * units)
     if recurrent_dropout:

@@ -18,6 +18,7 @@ from unrolled.verify import inputs as draw
 from unrolled.verify.judges import Function, Inputs
 from unrolled.verify.recurrences import plain_recurrence, torch_has, torch_recurrence
 from unrolled.verify.recurrent import (
+    cancels,
     recurrent_backward,
     recurrent_equation,
     recurrent_forward,
@@ -61,7 +62,7 @@ def _recurrent(make: Callable[..., dict[str, Any]], *more: dict[str, Any]) -> Op
             *more,
         ),
         recurrent_equation,
-        lambda inputs: 1.0,
+        cancels,
         torch_has,
     )
 

@@ -34,7 +34,7 @@ def plain_recurrence(
     added: tuple[Tensor, ...] = (),
     **weights: Tensor | None,
 ) -> tuple[Tensor, ...]:
-    """`added`, (R, D * P) and for an LSTM (R, D * H), joins h and c after each step.
+    """`added`, (R, D * P) and for an LSTM (R, D * H), joins h after each step and c as soon as the cell has made it.
 
     The derivative with respect to it is the total one with respect to the state.
     """
@@ -50,13 +50,15 @@ def plain_recurrence(
                 row = int(rows.start[b]) + t * rows.step
                 if bptt and walked and walked % bptt == 0:
                     states = [s.detach() for s in states]
-                new = _step(cell, x[row], states, w, None if mask is None else mask[d, b])
+                more = [part[row].chunk(directions)[d] for part in added]
+                of_c = {"added": more[1]} if len(more) > 1 else {}
+                new = _step(cell, x[row], states, {**w, **of_c}, None if mask is None else mask[d, b])
                 if zoneout is not None:
                     streams = [(zoneout.h, 4 * zoneout.layer + 2 * d), (zoneout.c, 4 * zoneout.layer + 2 * d + 1)]
                     for i, old in enumerate(states):
                         stays = zoneout_share(*streams[i], zoneout.seed, int(zoneout.keys[b]), t, len(old))
                         new[i] = stays.to(old) * (old - new[i]) + new[i]
-                states = [s + added[i][row].chunk(directions)[d] if added else s for i, s in enumerate(new)]
+                states = [new[0] + more[0], *new[1:]] if more else new
                 y[row] = [*y[row][:d], states[0], *y[row][d + 1 :]]
             ends.append(states)
     stacked = torch.stack([torch.cat(parts) for parts in y]) if y else x.new_zeros(0, directions * width)
@@ -118,7 +120,7 @@ def _rnn_relu(u: Tensor, product: Product, g: Tensor, states: list[Tensor], w: P
 def _lstm(u: Tensor, product: Product, g: Tensor, states: list[Tensor], w: Parameters) -> list[Tensor]:
     write, keep, content, read = u + product(g, 0, 4)
     c, peep = states[1], w["peephole"].view(3, -1) if "peephole" in w else torch.zeros_like(u[:3])
-    c = _sigmoid(keep + peep[1] * c) * c + _sigmoid(write + peep[0] * c) * _tanh(content)
+    c = _sigmoid(keep + peep[1] * c) * c + _sigmoid(write + peep[0] * c) * _tanh(content) + w.get("added", 0)
     seen = _shown(c, w["norm_c"], w.get("bias_c")) if "norm_c" in w else c
     return [_sigmoid(read + peep[2] * c) * _tanh(seen), c]
 

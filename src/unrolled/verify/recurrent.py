@@ -10,6 +10,8 @@ from torch import Tensor
 
 from unrolled.equations.recurrence import RecurrenceSaved, State, recurrence_backward, recurrence_forward
 from unrolled.equations.recurrent_options import options_backward, options_forward
+from unrolled.ops import _recurrent as operator
+from unrolled.ops._recurrent_by_equation import equation_forward
 from unrolled.ops.recurrence import CELLS, Weights, Zoneout, recurrence
 from unrolled.ragged import Rows, live_rows
 from unrolled.verify.judges import Inputs
@@ -47,7 +49,7 @@ def recurrent_forward(
 
 
 class RecurrentGrads(NamedTuple):
-    """None for what there is not; `dh` and `dc` with respect to the state after each token."""
+    """None for what there is not; `dh` with respect to h after each token, `dc` to c as the cell gave it."""
 
     dx: Tensor
     dh0: Tensor
@@ -108,6 +110,21 @@ def _shares(zoneout: Zoneout, rows: Rows, states: Sequence[Tensor], x: Tensor) -
 
 
 def terms(inputs: Inputs) -> int:
-    """In the longest sum."""
+    """In the longest sum; a layer norm adds the three over its row: mean, variance, and the slope in its gradient."""
     hidden: int = inputs["weight_hr" if "weight_hr" in inputs else "weight_hh"].shape[1]
-    return len(inputs["x"]) + int(inputs["x"].shape[1]) + hidden
+    normed: int = 3 * len(inputs["weight_hh"]) // len(inputs["h0"]) if "norm_hh" in inputs else 0
+    return len(inputs["x"]) + int(inputs["x"].shape[1]) + hidden + normed
+
+
+def cancels(inputs: Inputs) -> float:
+    """A layer norm takes a mean away and multiplies what is left, rounding too, up to 1 / sqrt(1e-5) times."""
+    if "norm_hh" not in inputs:
+        return 1.0
+    zoneout = inputs.get("zoneout", Zoneout(0.0, 0.0, None, inputs["rows"].start, 0))
+    given: dict[str, Any] = {name: inputs.get(name) for name in operator.Inputs._fields}
+    given |= {"start": inputs["rows"].start, "length": inputs["rows"].length, "step": inputs["rows"].step}
+    given |= {"zoneout_h": zoneout.h, "zoneout_c": zoneout.c, "seed": zoneout.seed, "keys": zoneout.keys}
+    given |= {"layer": zoneout.layer, "bptt": 0}
+    with torch.no_grad():
+        _, _, saved = equation_forward(operator.Inputs(**given))
+    return max(1.0, float(saved.scales.max())) if saved.scales.numel() else 1.0

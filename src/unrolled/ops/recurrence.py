@@ -123,6 +123,7 @@ class _Recurrence(torch.autograd.Function):
         p = Inputs(*inputs)
         y, _, _, *saved = output
         ctx.mark_non_differentiable(*saved)
+        ctx.set_materialize_grads(False)  # else autograd makes a gradient of zeros, as large as all that is kept
         given = p._replace(h0=None, c0=None)  # nothing of the gradient depends on them
         ctx.tensors = [i for i, v in enumerate(given) if isinstance(v, Tensor)]
         ctx.given = [None if isinstance(v, Tensor) else v for v in given]
@@ -133,13 +134,18 @@ class _Recurrence(torch.autograd.Function):
             records.append(ctx.record)
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor, dh_last: Tensor, dc_last: Tensor, *_: Any) -> Any:
+    def backward(ctx: Any, dy: Tensor | None, dh_last: Tensor | None, dc_last: Tensor | None, *_: Any) -> Any:
         count = len(ctx.tensors)
         given = list(ctx.given)
         for i, tensor in zip(ctx.tensors, ctx.saved_tensors[:count], strict=True):
             given[i] = tensor
+        saved = Saved(*ctx.saved_tensors[count:])
+        dy, dh_last, dc_last = (
+            torch.zeros_like(like) if d is None else d
+            for d, like in ((dy, saved.h_prev), (dh_last, saved.h_end), (dc_last, saved.c_end))
+        )
         need_dx, keep = ctx.needs_input_grad[1], ctx.record is not None
-        grads = _backward_once(dy, dh_last, dc_last, *given, *ctx.saved_tensors[count:], need_dx, keep)
+        grads = _backward_once(dy, dh_last, dc_last, *given, *saved, need_dx, keep)
         *grads, dh, dc = grads
         if keep:
             ctx.record.gradients.update({"dh": dh} | ({"dc": dc} if Inputs(*given).memory else {}))

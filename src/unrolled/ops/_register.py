@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.forward_ad import unpack_dual
+
+from unrolled.ops._backend import forward_mode
 
 Kernel = Callable[..., Any]
 
@@ -46,7 +49,15 @@ def with_signature(function: Any) -> Any:
 
 
 def apply(function: type[torch.autograd.Function], *args: Any) -> Any:
+    if forward_mode() and any(_has_tangent(a) for a in args):
+        raise NotImplementedError(
+            "our operators have no derivative in forward mode (jvp); run under `with unrolled.use('equations'):`"
+        )
     return function.apply(*args)  # type: ignore[no-untyped-call]
+
+
+def _has_tangent(value: Any) -> bool:
+    return isinstance(value, Tensor) and unpack_dual(value).tangent is not None  # type: ignore[no-untyped-call]
 
 
 def backward_op(op: Kernel, name: str) -> Kernel:

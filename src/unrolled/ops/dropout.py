@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from unrolled.equations.dropout import dropout_forward
-from unrolled.ops._backend import arrays, core, equations_only, on_core
+from unrolled.ops._backend import arrays, core, equations_only, forward_mode, on_core
 from unrolled.ops._register import apply, register, with_signature
 
 
@@ -23,7 +23,8 @@ def dropout(x: Tensor, p: float, seed: Tensor, layer: int, key: Tensor, t: Tenso
         raise ValueError(f"the dropout probability must lie in [0, 1], found {p}")
     if equations_only():
         return dropout_forward(x, seed, layer, key, t, p)[0]
-    y: Tensor = apply(_Dropout, x, seed, layer, key, t, p)
+    wanted = forward_mode() or (torch.is_grad_enabled() and x.requires_grad)
+    y: Tensor = apply(_Dropout, x, seed, layer, key, t, p) if wanted else _forward(x, seed, layer, key, t, p)
     return y
 
 
@@ -32,8 +33,8 @@ class _Dropout(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, *position: Any) -> Tensor:
-        y: Tensor = _forward(x, *position)
+    def forward(x: Tensor, seed: Tensor, layer: int, key: Tensor, t: Tensor, p: float) -> Tensor:
+        y: Tensor = _forward(x, seed, layer, key, t, p)
         return y
 
     @staticmethod

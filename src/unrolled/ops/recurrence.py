@@ -32,7 +32,8 @@ class Zoneout(NamedTuple):
 class Record(NamedTuple):
     """One layer's pass, for analysis: `gates` by name (R, D, H); `gradients` has "dh" and "dc" after the backward.
 
-    dh (R, D * P) and dc (R, D * H): the total derivatives of the loss with respect to the state after each token.
+    dh (R, D * P) and dc (R, D * H): the total derivatives of the loss with respect to h after each token, and to c as
+    the cell gave it, before zoneout.
     """
 
     cell: str
@@ -135,11 +136,10 @@ class _Recurrence(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None, dh_last: Tensor | None, dc_last: Tensor | None, *_: Any) -> Any:
-        count = len(ctx.tensors)
-        given = list(ctx.given)
-        for i, tensor in zip(ctx.tensors, ctx.saved_tensors[:count], strict=True):
+        given, tensors = list(ctx.given), ctx.saved_tensors
+        for i, tensor in zip(ctx.tensors, tensors, strict=False):
             given[i] = tensor
-        saved = Saved(*ctx.saved_tensors[count:])
+        saved = Saved(*tensors[len(ctx.tensors) :])
         dy, dh_last, dc_last = (
             torch.zeros_like(like) if d is None else d
             for d, like in ((dy, saved.h_prev), (dh_last, saved.h_end), (dc_last, saved.c_end))

@@ -1,11 +1,13 @@
-"""What every benchmark shares: the machine, interleaved timing, the floor."""
+"""What every benchmark shares: the machine, interleaved timing, peak memory, the floor, a row and its goals."""
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import platform
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,25 @@ from torch import Tensor
 
 import unrolled
 
+Call = Callable[[], Any]
 Times = dict[str, float]
+Row = dict[str, Any]
+
+# What a reader of the JSON has to know; it is stored with the rows.
+MEANING = {
+    "allocator": "default, or with malloc keeping its pages (no page fault is paid twice)",
+    "group": "padded, ragged, growth, options or peers: one table each",
+    "times": "of each side: the fastest and the median of the interleaved repeats, milliseconds",
+    "memory_mb": "of each side: peak resident set during one warm step less that before it, 1e6 bytes; default "
+    "allocator only, absent where /proc does not tell",
+    "floor_ms": "GEMM floor: the measured token products plus the recurrent operations at the ceiling",
+    "goals": "value compared with at_least or at_most; times by medians, over the floor by minima",
+    "torch padded": "in ragged rows the same batch padded: not the same result, but the comparison people make",
+    "torch packed": "PackedSequence; in padded rows all lengths are full",
+    "share": "real tokens of the padded batch's",
+    "us_per_step": "growth: median of a training step over T",
+    "time_10000_over_1000_over_10": "growth: 1 where the time grows linearly in T; medians",
+}
 
 
 def machine(threads: int) -> dict[str, Any]:
@@ -38,11 +58,16 @@ def machine(threads: int) -> dict[str, Any]:
     }
 
 
-def race(sides: dict[str, Callable[[], object]], repeats: int) -> dict[str, Times]:
-    """Each side once in turn, `repeats` times over, after two rounds to warm up: the machine's moods fall on all."""
+def race(sides: dict[str, Call], repeats: int, rest: float = 0.0) -> dict[str, Times]:
+    """Each side once in turn, `repeats` times over, after two rounds to warm up: the machine's moods fall on all.
+
+    `rest`: seconds before each, in which the spinning threads of another side's pool come to a halt.
+    """
     taken: dict[str, list[float]] = {name: [] for name in sides}
     for turn in range(repeats + 2):
         for name, side in sides.items():
+            if rest:
+                time.sleep(rest)
             begin = time.perf_counter()
             side()
             if turn >= 2:
@@ -50,9 +75,27 @@ def race(sides: dict[str, Callable[[], object]], repeats: int) -> dict[str, Time
     return {name: {"min_ms": min(t), "median_ms": sorted(t)[len(t) // 2]} for name, t in taken.items()}
 
 
-def fastest(call: Callable[[], object], repeats: int = 15) -> float:
+def fastest(call: Call, repeats: int = 15) -> float:
     """Milliseconds."""
     return race({"it": call}, repeats)["it"]["min_ms"]
+
+
+def peak_memory(step: Call) -> float | None:
+    """Megabytes by which the resident set rises during a warm step at most; None where the system does not tell."""
+
+    def kilobytes(field: str) -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith(field + ":"))
+
+    gc.collect()
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from here
+        before = kilobytes("VmRSS")
+        step()
+        return max(0, kilobytes("VmHWM") - before) * 1024 / 1e6
+    except (OSError, AttributeError, StopIteration, TypeError):
+        return None
 
 
 def ceiling() -> float:
@@ -76,17 +119,36 @@ def recurrent_floor(
     return directions * (projection + rest + 2 * recurrent), directions * (projection + recurrent)
 
 
-def compare(ours: Times, theirs: Times, **row: Any) -> dict[str, Any]:
-    """One row: the peer's time over ours, and whether the goals were reached (medians; over the floor: minima)."""
-    row |= {"ours": ours, "theirs": theirs}
-    row |= {f"ratio_{m}": theirs[f"{m}_ms"] / ours[f"{m}_ms"] for m in ("min", "median")}
-    reached = [row["ratio_median"] >= row["goal"]] if row.get("goal") else []
-    if row.get("floor_ms"):
-        row["over_floor"] = ours["min_ms"] / row["floor_ms"]
-        reached += [row["over_floor"] <= row["floor_goal"]] if row.get("floor_goal") else []
-    return row | {"reached": all(reached) if reached else None}
+def goal(name: str, value: float, *, at_least: float | None = None, at_most: float | None = None) -> Row:
+    """A measured number and what it should be; `reached` is None where nothing is asked of it."""
+    if at_least is None and at_most is None:
+        return {"name": name, "value": value, "reached": None}
+    if at_least is not None:
+        return {"name": name, "value": value, "at_least": at_least, "reached": value >= at_least}
+    return {"name": name, "value": value, "at_most": at_most, "reached": value <= at_most}
+
+
+def over(times: dict[str, Times], side: str, other: str, statistic: str = "median_ms") -> float:
+    """The time of `side` in units of that of `other`."""
+    return times[side][statistic] / times[other][statistic]
+
+
+def measured(group: str, case: str, what: str, times: dict[str, Times], goals: Sequence[Row] = (), **more: Any) -> Row:
+    """One row of the table; reached if all of its goals are."""
+    verdicts = [g["reached"] for g in goals if g["reached"] is not None]
+    reached = all(verdicts) if verdicts else None
+    return {
+        "group": group,
+        "case": case,
+        "what": what,
+        "times": times,
+        **more,
+        "goals": list(goals),
+        "reached": reached,
+    }
 
 
 def same(ours: Tensor, theirs: Tensor) -> None:
     """Nothing is timed that is not right."""
-    torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3 * float(theirs.abs().max()))
+    largest = float(theirs.detach().abs().max()) if theirs.numel() else 0.0
+    torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3 * largest)

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.epochs FILE...`: time per epoch of a classifier, beside the same one on torch.nn's packed layer.
+"""`python -m benchmarks.epochs FILE...`: time per epoch of a classifier, beside the same on torch.nn's packed layer.
 
 Each file holds lines label<TAB>text. Both sides begin with the same weights and see the same batches in the same order;
 the accuracy is that on the test part after the last epoch. Epochs alternate between the sides.

@@ -16,6 +16,7 @@ jaxtyping.install_import_hook("unrolled.equations", "beartype.beartype")
 from unrolled.ops import _backend  # noqa: E402
 
 VARIANTS: list[str] = _backend.core.variants() if _backend.core else []
+BACKENDS = ["equation", *VARIANTS]
 
 _always = {
     "deadline": None,
@@ -49,7 +50,7 @@ def on(backend: str) -> Iterator[None]:
         core.set_variant(before)
 
 
-@pytest.fixture(params=["equation", *VARIANTS])
+@pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
     """Runs the test once on the equation and once on every CPU variant of the core that this machine has."""
     with on(request.param):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from cases import CASES, CELL_OPTIONS, EQUATION_CASES, FINITE_CASES, LARGE_CASES, OPTION_CASES, PEER_CASES, Case
-from conftest import VARIANTS, on
+from conftest import BACKENDS, VARIANTS, on
 from draws import DRAWS
 from tolerances import GRADCHECK, bound
 from unrolled import use
@@ -88,20 +88,25 @@ def test_closed_form_against_independent_autograd(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_operator_against_independent_autograd(case: Case, backend: str) -> None:
+def test_operator_against_independent_autograd(case: Case) -> None:
     inputs = case.inputs()
-    found, expected = autograd(case.operator.operator, inputs), autograd(case.operator.plain, inputs)
-    assert compare(found, expected, case.operator.cancels(inputs)) <= bound(torch.float64, case.operator.length(inputs))
+    expected = autograd(case.operator.plain, inputs)
+    limit, floor = bound(torch.float64, case.operator.length(inputs)), case.operator.cancels(inputs)
+    for backend in BACKENDS:
+        with on(backend):
+            assert compare(autograd(case.operator.operator, inputs), expected, floor) <= limit, backend
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.name in CELL_OPTIONS], ids=str)
-def test_gradients_per_step_against_independent_autograd(case: Case, backend: str) -> None:
+def test_gradients_per_step_against_independent_autograd(case: Case) -> None:
     inputs = case.inputs()
-    with record() as records:
-        autograd(case.operator.operator, inputs)
-    (layer,) = records
+    expected = plain_steps(inputs)
     limit, floor = bound(torch.float64, case.operator.length(inputs)), case.operator.cancels(inputs)
-    assert compare(({}, layer.gradients), ({}, plain_steps(inputs)), floor) <= limit
+    for backend in BACKENDS:
+        with on(backend), record() as records:
+            autograd(case.operator.operator, inputs)
+        (layer,) = records
+        assert compare(({}, layer.gradients), ({}, expected), floor) <= limit, backend
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
@@ -114,7 +119,7 @@ def test_operator_against_torch(case: Case, dtype: torch.dtype, backend: str) ->
 
 @pytest.mark.parametrize("name", DRAWS)
 @given(data=st.data())
-def test_operator_against_the_equation(name: str, backend: str, data: st.DataObject) -> None:
+def test_operator_against_the_equation(name: str, data: st.DataObject) -> None:
     """On the core: core against equation. On the equation: the operator against autograd through the plain forward."""
     case = Case(name.removesuffix(" with options"), data.draw(DRAWS[name]))
     operator = case.operator
@@ -125,25 +130,28 @@ def test_operator_against_the_equation(name: str, backend: str, data: st.DataObj
     torch.set_num_threads(data.draw(st.sampled_from([1, 2]), "threads"))
     with use("equations"):
         expected = autograd(operator.operator, double(inputs))
-    found = autograd(operator.operator, inputs)
-    limit = bound(dtype, operator.length(inputs))
-    if case.options.get("nonlinearity") == "relu" and not torch.equal(found[0]["y0"] > 0, expected[0]["y0"] > 0):
-        found, expected = (found[0], {}), (expected[0], {})  # rounding took a unit over the kink of relu
-    assert compare(found, expected, operator.cancels(inputs)) <= limit
+    limit, floor = bound(dtype, operator.length(inputs)), operator.cancels(inputs)
+    for backend in BACKENDS:
+        with on(backend):
+            found = autograd(operator.operator, inputs)
+        reference = expected
+        if case.options.get("nonlinearity") == "relu" and not torch.equal(found[0]["y0"] > 0, expected[0]["y0"] > 0):
+            found, reference = (found[0], {}), (expected[0], {})  # rounding took a unit over the kink of relu
+        assert compare(found, reference, floor) <= limit, backend
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("case", LARGE_CASES, ids=str)
-def test_core_against_the_equation_on_several_threads(case: Case, dtype: torch.dtype) -> None:
-    inputs = case.inputs(dtype)
+def test_core_against_the_equation_on_several_threads(case: Case) -> None:
+    single = case.inputs(torch.float32)
+    terms, floor = case.operator.length(single), case.operator.cancels(single)
     with use("equations"):
-        expected = autograd(case.operator.operator, double(inputs))
-    for variant, threads in product(VARIANTS, (1, 2, 3)):
+        expected = autograd(case.operator.operator, double(single))
+    for inputs, variant, threads in product((single, double(single)), VARIANTS, (1, 2, 3)):
         torch.set_num_threads(threads)
         with on(variant):
             found = autograd(case.operator.operator, inputs)
-        error = compare(found, expected, case.operator.cancels(inputs))
-        assert error <= bound(dtype, case.operator.length(inputs)), f"{variant}, {threads} threads"
+        dtype = found[0]["y0"].dtype
+        assert compare(found, expected, floor) <= bound(dtype, terms), f"{variant}, {dtype}, {threads} threads"
 
 
 def strided(value: Tensor) -> Tensor:

@@ -111,9 +111,10 @@ def _shares(zoneout: Zoneout, rows: Rows, states: Sequence[Tensor], x: Tensor) -
 
 def terms(inputs: Inputs) -> int:
     """In the longest sum; a layer norm adds the three over its row: mean, variance, and the slope in its gradient."""
-    hidden: int = inputs["weight_hr" if "weight_hr" in inputs else "weight_hh"].shape[1]
+    width: int = inputs["weight_hh"].shape[1]
+    projected: int = inputs["weight_hr"].shape[1] if "weight_hr" in inputs else 0
     normed: int = 3 * len(inputs["weight_hh"]) // len(inputs["h0"]) if "norm_hh" in inputs else 0
-    return len(inputs["x"]) + int(inputs["x"].shape[1]) + hidden + normed
+    return len(inputs["x"]) + int(inputs["x"].shape[1]) + width + projected + normed
 
 
 def cancels(inputs: Inputs) -> float:

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels.h"
-#include "phased.h"
+#include "phased_backward.h"
 
 #define UNROLLED_KERNELS(name, forward, backward)                          \
   template <class T>                                                       \

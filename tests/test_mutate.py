@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 
-from mutate.core import Core
-from mutate.run import BROKEN, KILLED, SAME, SURVIVED, accepted, all_mutants, complaints, put, table
+from mutate.core import switched, switches
+from mutate.run import KILLED, SURVIVED, accepted, all_mutants, complaints, put, stale, table
 from mutate.source import Mutant, cpp_regions, mutants, python_regions
 
 PYTHON = '''
@@ -26,13 +27,15 @@ def half(x):
 
 CPP = """
 #include <stdint.h>
-constexpr int UNROLLED_TARGET = 1;
+typedef double V __attribute__((vector_size(16)));
 template <class T> T* forward(T* x) { return x + 1; }
-template <class T> inline T half(const T* const x) { return static_cast<T>(*x / 2); }
+template <class T> inline T half(const T* const x) { return static_cast<T>(-*x / 2); }
 extern "C" double toy_backward(double dy, double saved) {
   const double unused = dy + saved;  // a - b
-  const double *const p = &dy;
-  return half<double>(p) * 4;
+  const V lanes = V{-1, 3} / 1;
+  double sum = half<double>(&dy) * lanes[0];
+  for (int64_t i = 0; i < 2; ++i) sum += saved;
+  return sum;
 }
 """
 
@@ -67,22 +70,41 @@ def test_python() -> None:
 
 
 def test_cpp(tmp_path: Path) -> None:
-    (tmp_path / "csrc").mkdir()
-    (tmp_path / "csrc" / "toy.cpp").write_text(CPP)
-    texts = {"csrc/toy.cpp": CPP}
-    found = {short(m): m for m in mutants(cpp_regions(texts), texts)}
-    halved = "template <class T> inline T half(const T* const x) { return static_cast<T>(*x [/ → *] 2); }"
-    assert {"const double unused = dy [+ → -] saved;", halved} < found.keys()
-    assert not any("forward" in m.line or "*const p = [" in label for label, m in found.items())
-    core = Core(tmp_path, tmp_path / "work")
-
-    def state(label: str, text: str = CPP) -> str:
-        module = core.changed("worker", "toy.cpp", found[label].applied(text), "toy.cpp")
-        return BROKEN if module is None else SAME if core.same_code("worker", "toy.cpp") else "to be judged"
-
-    assert state("const double unused = dy [+ → -] saved;") == SAME
-    assert state("return half<double>(p) [* → /] 4;") == "to be judged"
-    assert state("return half<double>(p) [* → /] 4;", CPP.replace("p = &dy", "p = &d")) == BROKEN
+    texts = {"toy.cpp": CPP}
+    numbered = dict(enumerate(mutants(cpp_regions(texts), texts), 1))
+    assert not any("forward" in m.line for m in numbered.values())
+    (tmp_path / "switches.h").write_text(switches() + "int unrolled_mutant = 0;")
+    (tmp_path / "toy.cpp").write_text(switched(CPP, numbered))
+    command = ["c++", "-std=c++17", "-w", "-fPIC", "-shared", "-include", "switches.h", "-o", "toy.so", "toy.cpp"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    toy = ctypes.CDLL(str(tmp_path / "toy.so"))
+    toy.toy_backward.restype, toy.toy_backward.argtypes = ctypes.c_double, [ctypes.c_double] * 2
+    switch, states = ctypes.c_int.in_dll(toy, "unrolled_mutant"), {}
+    for number, mutant in ({0: None} | numbered).items():
+        switch.value = number
+        states["" if mutant is None else short(mutant)] = toy.toy_backward(8.0, 5.0)
+    assert states == {
+        "": 14.0,
+        "const double unused = [dy → saved] + saved;": 14.0,
+        "const double unused = dy [+ → -] saved;": 14.0,
+        "const double unused = dy + [saved → dy];": 14.0,
+        "const V lanes = V{[- → ]1, 3} / 1;": 6.0,
+        "const V lanes = V{-[1 → 2], 3} / 1;": 18.0,
+        "const V lanes = V{-1, [3 → 2]} / 1;": 14.0,
+        "const V lanes = V{-1, 3} [/ → *] 1;": 14.0,
+        "const V lanes = V{-1, 3} / [1 → 2];": 12.0,
+        "double sum = half<double>(&[dy → saved]) * lanes[0];": 12.5,
+        "double sum = half<double>(&dy) [* → /] lanes[0];": 14.0,
+        "double sum = half<double>(&dy) * lanes[[0 → 1]];": -2.0,
+        "template <class T> inline T half(const T* const x) { return static_cast<T>(-*x [/ → *] 2); }": 26.0,
+        "template <class T> inline T half(const T* const x) { return static_cast<T>(-*x / [2 → 1]); }": 18.0,
+        "for (int64_t i = [0 → 1]; i < 2; ++i) sum += saved;": 9.0,
+        "for (int64_t i = 0; i [< → <=] 2; ++i) sum += saved;": 19.0,
+        "for (int64_t i = 0; i [< → >] 2; ++i) sum += saved;": 4.0,
+        "for (int64_t i = 0; i < [2 → 1]; ++i) sum += saved;": 9.0,
+        "for (int64_t i = 0; i < 2; ++i) sum [+= → -=] saved;": -6.0,
+        "for (int64_t i = 0; i < 2; ++i) sum += [saved → dy];": 20.0,
+    }
 
 
 FORK = """
@@ -104,16 +126,15 @@ def test_a_wrong_answer_an_error_a_crash_and_a_hang_kill() -> None:
     assert done.stdout.split() == ["False", "False", "True", "True", "True", "True"], done.stderr
 
 
-def test_the_report_objects_to_a_survivor_that_is_not_listed_and_to_a_listed_one_that_is_none() -> None:
+def test_the_report_objects_to_a_survivor_that_is_not_listed_and_to_entries_without_one() -> None:
     texts = {"toy.py": PYTHON}
     first, second, *rest = mutants(python_regions(texts), texts)
-    results = [(first, SURVIVED), (second, SURVIVED), (rest[0], SAME), *((m, KILLED) for m in rest[1:])]
-    assert complaints(results, {}, full=False) == sorted(f"survived: {m.label}" for m in (first, second))
-    assert complaints(results, {first.line: "nobody reads it"}, full=True) == []
-    assert complaints(results, {first.line: "", rest[1].label: ""}, full=True) == [
-        f"listed, but no survivor: {rest[1].label}"
-    ]
-    assert table(results, {first.label: ""}).splitlines()[-1].split() == ["all", "10", "7", "2", "1", "87.5%"]
+    results = [(first, SURVIVED), (second, SURVIVED), *((m, KILLED) for m in rest)]
+    assert complaints(results, {}) == sorted(f"survived: {m.label}" for m in (first, second))
+    assert complaints(results, {first.line: "nobody reads it"}) == []
+    assert complaints(results, {first.line: "", rest[1].label: ""}) == [f"listed, but killed: {rest[1].label}"]
+    assert stale({"toy.py: gone": ""}) == ["listed, but there is no such line: toy.py: gone"]
+    assert table(results, {first.label: ""}).splitlines()[-1].split() == ["all", "10", "8", "1", "1", "88.9%"]
 
 
 def test_every_backward_has_mutants() -> None:

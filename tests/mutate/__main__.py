@@ -7,42 +7,39 @@ import os
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 from .core import Core, environment
 from .judge import Judge, seconds
 from .questions import questions
-from .run import ROOT, accepted, all_mutants, complaints, outcomes, table
+from .run import ROOT, accepted, all_mutants, changes, complaints, outcomes, stale, switch, table
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutate", description=__doc__)
     parser.add_argument("files", nargs="*", help="parts of file names; without any, all files")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--count", action="store_true", help="only say how many mutants there are")
     given = parser.parse_args()
     start = time.perf_counter()
     found, texts = all_mutants(given.files)
-    print(f"{len(found)} mutants", flush=True)
-    if given.count:
-        return 0
+    known = accepted()
     judge = Judge(questions())
-    print(f"{len(judge.questions)} questions, {seconds(judge):.1f} s when all are asked", flush=True)
+    print(f"{len(found)} mutants, {len(judge.questions)} questions, answered in {seconds(judge):.1f} s", flush=True)
+    results = []
     with tempfile.TemporaryDirectory() as work:
         core = Core(ROOT, Path(work))
-        if any(m.file.startswith("csrc/") for m in found):
-            core.build(given.jobs)
-        print(f"begun after {time.perf_counter() - start:.0f} s", flush=True)
-        results = []
-        for result in outcomes(found, texts, judge, core, given.jobs):
+        changed = changes(found, texts, core, given.jobs)
+        print(f"{len(changed)} of them are valid programs", flush=True)
+        if core.module.exists():
+            print(f"by the core in {seconds(judge, partial(switch, core.module, 0), True):.1f} s", flush=True)
+        for result in outcomes(changed, judge, given.jobs):
             results.append(result)
-            if len(results) % 100 == 0:
+            if len(results) % 200 == 0:
                 print(f"{len(results)} after {time.perf_counter() - start:.0f} s", flush=True)
-    known = accepted()
     print(table(results, known))
-    wrong = complaints(results, known, full=not given.files)
-    print("\n".join(wrong))
-    print(f"{time.perf_counter() - start:.0f} s")
+    wrong = complaints(results, known) + ([] if given.files else stale(known))
+    print(*wrong, f"{time.perf_counter() - start:.0f} s", sep="\n")
     return 1 if wrong else 0
 
 

@@ -1,7 +1,8 @@
-"""The core with one translation unit changed: compiled for one target, in doubles, and linked with the others."""
+"""The core with all its mutants in it, each behind a switch: compiled once, for one target and in doubles."""
 
 from __future__ import annotations
 
+import ctypes
 import importlib.machinery
 import importlib.util
 import re
@@ -9,105 +10,154 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections import defaultdict
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from .source import OTHER, Mutant
+
 TARGET = ["-DUNROLLED_TARGET=baseline", "-DUNROLLED_BYTES=16", "-DUNROLLED_VECTORS=2"]
 FLAGS = ["-std=c++17", "-O1", "-fPIC", "-fvisibility=hidden", "-ffp-contract=fast", "-fno-math-errno", "-w"]
+# What a mutant reads or writes outside an array kills the process.
+SANITIZER = ["-fsanitize=address"]
 
-ASAN = ["-fsanitize=address"]  # only the changed unit: what it reads or writes outside an array kills the process
+# `a + b` becomes `a + Op{7} + b`: of the same precedence, and the second plus does what mutant 7 would if it is on.
+_SWITCHES = """
+#include <type_traits>
+extern "C" int unrolled_mutant;
+namespace unrolled_mutants {
+struct Op { int first, second; };
+inline bool on(int id) { return id && unrolled_mutant == id; }
+template <class A> auto operator-(Op m, const A& a) { return on(m.first) ? a : -a; }
+"""
+_BINARY = """
+template <class A> struct P%(i)s { A a; Op m; };
+template <class A> auto operator%(op)s(const A& a, Op m) { return P%(i)s<std::decay_t<const A&>>{a, m}; }
+template <class A, class B> auto operator%(op)s(const P%(i)s<A>& p, const B& b) {
+  if (on(p.m.first)) return p.a %(first)s b;
+  if (on(p.m.second)) return p.a %(second)s b;
+  return p.a %(op)s b;
+}
+"""
+_ASSIGNMENT = """
+template <class B> struct P%(i)s { B b; Op m; };
+template <class B> auto operator%(op)s(Op m, const B& b) { return P%(i)s<std::decay_t<const B&>>{b, m}; }
+template <class A, class B> A& operator%(op)s(A& a, const P%(i)s<B>& p) {
+  return on(p.m.first) ? a %(first)s p.b : a %(op)s p.b;
+}
+"""
+
+
+def switches() -> str:
+    text = _SWITCHES
+    for i, (op, others) in enumerate(OTHER.items()):
+        first, second = (others.split() * 2)[:2]
+        if op not in ("//", "@", "and", "or"):
+            pattern = _ASSIGNMENT if op in ("+=", "-=", "*=") else _BINARY
+            text += pattern % {"i": i, "op": op, "first": first, "second": second}
+    return text + "}\n"
+
+
+def switched(text: str, mutants: dict[int, Mutant]) -> str:
+    """The text of a file with these mutants in it, on the lines where they were."""
+    tokens: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for i, m in mutants.items():
+        tokens[m.start, m.end].append(i)
+    edits = dict(_edits(text, tokens, mutants))
+    for (start, end), new in sorted(edits.items(), reverse=True):
+        text = text[:start] + new + text[end:]
+    return text
+
+
+def _edits(
+    text: str, tokens: dict[tuple[int, int], list[int]], mutants: dict[int, Mutant]
+) -> Iterator[tuple[tuple[int, int], str]]:
+    for (start, end), ids in tokens.items():
+        old, op = text[start:end], f"::unrolled_mutants::Op{{{', '.join(map(str, ids))}}}"
+        if mutants[ids[0]].new == "":
+            operand = re.compile(r"\w+").match(text, end)
+            assert operand is not None
+            yield (start, end), f"({op} - "
+            yield (operand.end(), operand.end()), ")"
+        elif old in OTHER:
+            yield (start, end), f"{old} {op} {old}"
+        else:
+            yield (start, end), f"(::unrolled_mutants::on({ids[0]}) ? {mutants[ids[0]].new} : {old})"
 
 
 class Core:
-    """Objects of the unchanged core in `work`; every worker gets a copy of the sources and changes one file in it."""
+    """Built in `work` from the sources in `root`."""
 
     def __init__(self, root: Path, work: Path, compiler: str = "c++") -> None:
-        self.source, self.work, self.compiler = root / "csrc", work, compiler
-        self.units = sorted(f.name for f in self.source.glob("*.cpp") if "UNROLLED_TARGET" in f.read_text())
-        work.mkdir(parents=True, exist_ok=True)
+        self.source, self.work, self.compiler = work / "unchanged", work, compiler
+        shutil.copytree(root / "csrc", self.source)  # what is edited meanwhile does not matter
+        self.kernels = [f.name for f in sorted(self.source.glob("*.cpp")) if "UNROLLED_TARGET" in f.read_text()]
+        self.module = work / "core.so"
 
-    def build(self, jobs: int) -> None:
-        """The unchanged objects, and of each unit what it compiles to without float."""
+    def build(self, mutants: list[Mutant], jobs: int) -> dict[int, Mutant]:
+        """The module; of the mutants those that compile, by the number that switches them on."""
         import nanobind
 
+        shutil.copytree(self.source, self.work / "csrc")
+        (self.work / "switches.h").write_text(switches())
+        (self.work / "mutant.cpp").write_text(
+            'extern "C" __attribute__((visibility("default"))) int unrolled_mutant = 0;'
+        )
         base = Path(nanobind.include_dir()).parent
         python = [f"-I{sysconfig.get_path('include')}", f"-I{base / 'include'}", f"-I{base / 'ext/robin_map/include'}"]
-        python += ["-DNDEBUG", "-DNB_COMPACT_ASSERTIONS"]
-        shared = [f.name for f in self.source.glob("*.cpp") if f.name not in self.units]
-        commands = [self._command(self.source / name, self._object(name), python) for name in shared]
-        commands += [
-            self._command(base / "src/nb_combined.cpp", self._object("nanobind"), [*python, "-fno-strict-aliasing"])
-        ]
-        commands += [self._command(self.source / name, self._object(name)) for name in self.units]
-        running: list[subprocess.Popen[bytes]] = []
-        for command in commands:
-            if len(running) == jobs:
-                _checked(running.pop(0))
-            running.append(subprocess.Popen(command))
-        for process in running:
-            _checked(process)
+        python += ["-DNDEBUG", "-DNB_COMPACT_ASSERTIONS", "-fno-strict-aliasing"]
+        others = [base / "src/nb_combined.cpp", self.work / "mutant.cpp", *self.source.glob("*.cpp")]
+        if errors := self._compile([(f, f"unchanged_{f.stem}.o", python) for f in others], jobs):
+            raise RuntimeError(f"the core does not compile:\n{errors}")
+        numbered = dict(enumerate(mutants, 1))
+        while bad := self._try(numbered, jobs):
+            numbered = {i: m for i, m in numbered.items() if (m.file, m.row) not in bad}
+        # of two definitions the linker takes the first: the changed one
+        objects = [*map(str, sorted(self.work.glob("changed_*.o"))), *map(str, sorted(self.work.glob("unchanged_*.o")))]
+        link = [self.compiler, "-shared", *SANITIZER, "-o", str(self.module), *objects, "-ldl", "-lpthread"]
+        subprocess.run(link, check=True)
+        return numbered
 
-    def including(self, file: str) -> list[str]:
-        """The units that a change of `file` changes."""
-        if file.endswith(".cpp"):
-            return [file]
-        return [unit for unit in self.units if file in self._included(unit)]
+    def _try(self, numbered: dict[int, Mutant], jobs: int) -> set[tuple[str, int]]:
+        """Compiles the changed kernels; the lines on which mutants make no valid program, file and number."""
+        own = self.work / "csrc"
+        for source in (*own.glob("*.h"), *own.glob("*.cpp")):
+            mine = {i: m for i, m in numbered.items() if m.file == f"csrc/{source.name}"}
+            source.write_text(_doubles(switched((self.source / source.name).read_text(), mine)))
+        more = ["-include", str(self.work / "switches.h"), "-fmax-errors=0", *SANITIZER]
+        errors = self._compile([(own / name, f"changed_{name}.o", more) for name in self.kernels], jobs)
+        found = {(f"csrc/{name}", int(row)) for name, row in re.findall(r"/csrc/(\w+\.\w+):(\d+):\d+: error", errors)}
+        found |= {
+            (f"csrc/{name}", int(row)) for name, row in re.findall(r"/csrc/(\w+\.\w+):(\d+):\d+:   required", errors)
+        }
+        known = {(m.file, m.row) for m in numbered.values()}
+        if errors and not found & known:
+            raise RuntimeError(f"the mutants do not compile:\n{errors}")
+        return found & known
 
-    def changed(self, worker: str, file: str, text: str, unit: str) -> Path | None:
-        """A module with `unit` compiled from the changed `file`; None where that does not compile."""
-        own = self._copy(worker)
-        before = (own / file).read_text()
-        (own / file).write_text(_doubles(text))
-        found, module = own / "changed.o", own / "changed.so"
-        compiled = subprocess.run(self._command(own / unit, found, ASAN), capture_output=True, check=False)
-        (own / file).write_text(before)
-        if compiled.returncode:
-            return None
-        objects = [str(o) for o in self.work.glob("*.o")]
-        link = [self.compiler, "-shared", "-o", str(module), str(found), *objects, "-ldl", "-lpthread"]
-        subprocess.run(link, check=True, capture_output=True)
-        return module
+    def _compile(self, sources: list[tuple[Path, str, list[str]]], jobs: int) -> str:
+        """What the compiler says of those that do not compile."""
 
-    def same_code(self, worker: str, unit: str) -> bool:
-        """Whether the unit last changed compiled to what the unchanged one compiles to."""
-        own = self._copy(worker)
-        unchanged = own / f"{unit}.o"
-        if not unchanged.exists():
-            subprocess.run(self._command(own / unit, unchanged, ASAN), check=True)
-        return unchanged.read_bytes() == (own / "changed.o").read_bytes()
+        def one(given: tuple[Path, str, list[str]]) -> str:
+            source, target, more = given
+            command = [self.compiler, *FLAGS, *TARGET, f"-I{self.source / 'include'}", *more]
+            command += ["-c", str(source), "-o", str(self.work / target)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            return done.stderr if done.returncode else ""
 
-    def _copy(self, worker: str) -> Path:
-        own = self.work / worker
-        if not own.exists():
-            shutil.copytree(self.source, own)
-            for f in (*own.glob("*.cpp"), *own.glob("*.h")):
-                f.write_text(_doubles(f.read_text()))
-        return own
-
-    def _object(self, name: str) -> Path:
-        return self.work / f"{name}.o"
-
-    def _command(self, source: Path, target: Path, more: list[str] | None = None) -> list[str]:
-        flags = [*FLAGS, *TARGET, f"-I{self.source / 'include'}", *(more or [])]
-        return [self.compiler, *flags, "-c", str(source), "-o", str(target)]
-
-    def _included(self, file: str) -> set[str]:
-        found = set(re.findall(r'#include "([\w.]+)"', (self.source / file).read_text()))
-        return found.union(*(self._included(f) for f in found if (self.source / f).exists()))
+        with ThreadPoolExecutor(jobs) as pool:
+            return "".join(pool.map(one, sources))
 
 
 def _doubles(text: str) -> str:
-    """Without the instantiations for float, which the unchanged objects have: half the time to compile."""
+    """Without the instantiations for float, which the unchanged objects have."""
     return re.sub(r"\btemplate (?!<)[^;{}]*\bfloat\b[^;{}]*;", "", text)
 
 
-def _checked(process: subprocess.Popen[bytes]) -> None:
-    if process.wait():
-        raise RuntimeError(f"does not compile: {process.args!r}")
-
-
 def environment(compiler: str = "c++") -> dict[str, str]:
-    """What a Python needs to load a unit with the address sanitizer."""
+    """What a Python needs to load code with the address sanitizer."""
     say = [compiler, "-print-file-name=libasan.so"], [compiler, "-print-file-name=libstdc++.so"]
     found = [subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() for command in say]
     if not all(Path(f).is_absolute() for f in found):
@@ -116,8 +166,8 @@ def environment(compiler: str = "c++") -> dict[str, str]:
     return {"LD_PRELOAD": " ".join(found), "ASAN_OPTIONS": options}
 
 
-def load(module: Path) -> None:
-    """In a fork: the operators run on this core."""
+def load(module: Path) -> ctypes.c_int:
+    """The operators run on this core from now on; the switch of its mutants."""
     spec = importlib.util.spec_from_file_location("unrolled._core", module)
     assert spec is not None
     core: Any = importlib.util.module_from_spec(spec)
@@ -126,3 +176,4 @@ def load(module: Path) -> None:
     for name, other in list(sys.modules.items()):
         if name.startswith("unrolled.ops") and hasattr(other, "core"):
             other.core = core  # type: ignore[attr-defined]
+    return ctypes.c_int.in_dll(ctypes.CDLL(str(module)), "unrolled_mutant")

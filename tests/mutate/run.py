@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import multiprocessing
-import os
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -14,12 +13,14 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from .core import Core, load
+from .judge import Judge
 from .source import Mutant, cpp_regions, mutants, python_regions, read
 
 ROOT = Path(__file__).parents[2]
 EQUIVALENT = Path(__file__).parents[1] / "equivalent_mutants.toml"
-KILLED, SURVIVED, SAME, BROKEN = "killed", "survived", "same code", "does not compile"
+KILLED, SURVIVED = "killed", "survived"
 Outcome = tuple[Mutant, str]
+Change = Callable[[], object]
 
 
 def all_mutants(only: Iterable[str] = ()) -> tuple[list[Mutant], dict[str, str]]:
@@ -39,42 +40,37 @@ def put(module: ModuleType, mutant: Mutant, text: str) -> None:
     getattr(module, mutant.function).__code__ = bodies[0]
 
 
-def judge_python(mutant: Mutant, text: str, kills: Callable[..., bool]) -> str:
-    module = importlib.import_module(mutant.file.removeprefix("src/").removesuffix(".py").replace("/", "."))
-    return KILLED if kills(partial(put, module, mutant, text)) else SURVIVED
+def changes(mutants: list[Mutant], texts: dict[str, str], core: Core, jobs: int) -> list[tuple[Mutant, Change]]:
+    """What brings each mutant about; not those that make no valid program."""
+    python = [m for m in mutants if m.file.endswith(".py")]
+    found = [(m, partial(put, _module(m), m, texts[m.file])) for m in python]
+    numbered = (
+        core.build([m for m in mutants if not m.file.endswith(".py")], jobs) if len(python) < len(mutants) else {}
+    )
+    return found + [(m, partial(switch, core.module, i)) for i, m in numbered.items()]
 
 
-def judge_cpp(mutant: Mutant, text: str, kills: Callable[..., bool], core: Core) -> str:
-    file, worker = mutant.file.removeprefix("csrc/"), f"worker{os.getpid()}"
-    seen = []
-    for unit in core.including(file):
-        module = core.changed(worker, file, mutant.applied(text), unit)
-        if module is None:
-            return BROKEN
-        seen.append(SAME if core.same_code(worker, unit) else SURVIVED)
-        if seen[-1] is SURVIVED and kills(partial(load, module), True):
-            return KILLED
-    return SURVIVED if SURVIVED in seen else SAME
+def _module(mutant: Mutant) -> ModuleType:
+    return importlib.import_module(mutant.file.removeprefix("src/").removesuffix(".py").replace("/", "."))
 
 
-def outcomes(found: list[Mutant], texts: dict[str, str], judge: Any, core: Core, jobs: int) -> Iterator[Outcome]:
-    context = multiprocessing.get_context("fork")
-    with context.Pool(jobs, _begin, (texts, judge, core)) as pool:
-        yield from pool.imap_unordered(_one, found, chunksize=4)
+def switch(module: Path, number: int) -> None:
+    """On to the core, with this mutant, or with 0 none."""
+    load(module).value = number
 
 
-_worker: list[Any] = []
+def outcomes(changes: list[tuple[Mutant, Change]], judge: Judge, jobs: int) -> Iterator[Outcome]:
+    _given[:] = changes, judge
+    with multiprocessing.get_context("fork").Pool(jobs) as pool:
+        yield from pool.imap_unordered(_one, range(len(changes)), chunksize=8)
 
 
-def _begin(*given: Any) -> None:
-    _worker[:] = given
+_given: list[Any] = []  # the forked workers see it
 
 
-def _one(mutant: Mutant) -> Outcome:
-    texts, judge, core = _worker
-    if mutant.file.endswith(".py"):
-        return mutant, judge_python(mutant, texts[mutant.file], judge.kills)
-    return mutant, judge_cpp(mutant, texts[mutant.file], judge.kills, core)
+def _one(index: int) -> Outcome:
+    (mutant, change), judge = _given[0][index], _given[1]
+    return mutant, KILLED if judge.kills(change, core=mutant.file.startswith("csrc/")) else SURVIVED
 
 
 def accepted(path: Path = EQUIVALENT) -> dict[str, str]:
@@ -88,23 +84,29 @@ def equivalent(mutant: Mutant, known: dict[str, str]) -> bool:
 
 
 def table(results: list[Outcome], known: dict[str, str]) -> str:
-    """Per file: mutants that compile, killed, equivalent (listed, or compiled to the same code), survived, score."""
+    """Per file: mutants, killed, equivalent by the list, survived; and of those not equivalent, the share killed."""
     rows = [("file", "mutants", "killed", "equivalent", "survived", "score")]
-    for file in [*dict.fromkeys(sorted(m.file for m, _ in results)), "all"]:
-        count = Counter(
-            "equivalent" if state == SAME or (state == SURVIVED and equivalent(m, known)) else state
+    for file in [*sorted({m.file for m, _ in results}), "all"]:
+        own = Counter(
+            "equivalent" if state == SURVIVED and equivalent(m, known) else state
             for m, state in results
-            if file in (m.file, "all") and state != BROKEN
+            if file in (m.file, "all")
         )
-        total, real = count.total(), count.total() - count["equivalent"]
-        score = f"{count[KILLED] / real:.1%}" if real else "-"
-        rows.append((file, *map(str, (total, count[KILLED], count["equivalent"], count[SURVIVED])), score))
+        total, real = own.total(), own.total() - own["equivalent"]
+        score = f"{own[KILLED] / real:.1%}" if real else "-"
+        rows.append((file, *map(str, (total, own[KILLED], own["equivalent"], own[SURVIVED])), score))
     return "\n".join(f"{r[0]:44}" + "".join(f"{cell:>12}" for cell in r[1:]) for r in rows)
 
 
-def complaints(results: list[Outcome], known: dict[str, str], full: bool) -> list[str]:
-    """Survivors that the list does not have and, of a full run, entries of the list that did not survive."""
-    survived = [m for m, state in results if state == SURVIVED]
-    stale = known.keys() - {m.label for m in survived} - {m.line for m in survived} if full else set()
-    found = sorted(m.label for m in survived if not equivalent(m, known))
-    return [f"survived: {label}" for label in found] + [f"listed, but no survivor: {label}" for label in sorted(stale)]
+def complaints(results: list[Outcome], known: dict[str, str]) -> list[str]:
+    """Survivors that the list does not have, and mutants listed by themselves that a question kills."""
+    return sorted(
+        [f"survived: {m.label}" for m, state in results if state == SURVIVED and not equivalent(m, known)]
+        + [f"listed, but killed: {m.label}" for m, state in results if state == KILLED and m.label in known]
+    )
+
+
+def stale(known: dict[str, str]) -> list[str]:
+    """Entries of the list that no mutant has, as the lines have changed."""
+    there = {name for m in all_mutants()[0] for name in (m.label, m.line)}
+    return [f"listed, but there is no such line: {name}" for name in sorted(known.keys() - there)]

@@ -26,6 +26,7 @@ class Mutant(NamedTuple):
     line: str  # the file, and its line
     file: str
     function: str
+    row: int
     start: int
     end: int
     new: str
@@ -35,15 +36,15 @@ class Mutant(NamedTuple):
 
 
 # In both languages as we format them a binary operator has blanks around it, a pointer or a template has not.
-_OTHER = {
+OTHER = {
     **{"+": "-", "-": "+", "*": "/", "/": "*", "//": "*", "%": "/", "@": "*", "+=": "-=", "-=": "+=", "*=": "/="},
-    **{"<<": ">>", ">>": "<<", "&": "|", "|": "&", "^": "|", "&&": "||", "||": "&&", "and": "or", "or": "and"},
+    **{"<<": ">>", ">>": "<<", "&": "|", "|": "&", "^": "|", "and": "or", "or": "and"},
     **{"<": "<= >", "<=": "< >", ">": ">= <", ">=": "> <", "==": "!=", "!=": "=="},
 }
-_OPERATOR = "|".join(re.escape(o) for o in sorted(_OTHER, key=len, reverse=True))
+_OPERATOR = "|".join(re.escape(o) for o in sorted(OTHER, key=len, reverse=True))
 _TOKEN = re.compile(
     rf"(?<=\s)(?P<operator>{_OPERATOR})(?=\s)"
-    r"|(?<=[\s(\[,])(?P<unary>-|!|not )(?=[\w(])"
+    r"|(?<=[\s(\[{,])(?P<unary>-|not )(?=[\w(])"
     r"|(?<![\w.])(?P<number>\d+(\.\d*)?)(?![\w.])"
     r"|(?<![\w.>])(?P<name>[A-Za-z_]\w*)(?!\w|\s*=[^=]|\s*\()"
 )
@@ -63,14 +64,15 @@ def mutants(regions: Iterable[Region], texts: dict[str, str]) -> list[Mutant]:
                 line, label = (f"{r.file}: {' '.join(t.split())}" for t in (code[first:after], changed))
                 seen[label] += 1
                 label += f" ({seen[label]})" if seen[label] > 1 else ""
-                found.append(Mutant(label, line, r.file, r.name, token.start(), token.end(), new))
+                row = code.count("\n", 0, first) + 1
+                found.append(Mutant(label, line, r.file, r.name, row, token.start(), token.end(), new))
     return found
 
 
 def _changes(token: re.Match[str], neighbour: dict[str, str]) -> list[str]:
     kind, old = token.lastgroup, token[0]
     if kind == "operator":
-        return _OTHER[old].split()
+        return OTHER[old].split()
     if kind == "unary":
         return [""]
     if kind == "name":

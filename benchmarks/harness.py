@@ -20,11 +20,14 @@ Call = Callable[[], Any]
 Times = dict[str, float]
 Row = dict[str, Any]
 
+SLOW = 5.0  # seconds: the backward of torch's packed RNN and GRU grows with the square of T
+
 # What a reader of the JSON has to know; it is stored with the rows.
 MEANING = {
     "allocator": "default, or with malloc keeping its pages (no page fault is paid twice)",
     "group": "padded, ragged, growth, options or peers: one table each",
-    "times": "of each side: the fastest and the median of the interleaved repeats, milliseconds",
+    "times": "of each side: the fastest and the median of the interleaved repeats, milliseconds; one repeat "
+    "where a call takes more than 5 s",
     "memory_mb": "of each side: peak resident set during one warm step less that before it, 1e6 bytes; default "
     "allocator only, absent where /proc does not tell",
     "floor_ms": "GEMM floor: the measured token products plus the recurrent operations at the ceiling",
@@ -61,18 +64,27 @@ def machine(threads: int) -> dict[str, Any]:
 def race(sides: dict[str, Call], repeats: int, rest: float = 0.0) -> dict[str, Times]:
     """Each side once in turn, `repeats` times over, after two rounds to warm up: the machine's moods fall on all.
 
-    `rest`: seconds before each, in which the spinning threads of another side's pool come to a halt.
+    `rest`: seconds before each, in which the spinning threads of another side's pool come to a halt. A side whose first
+    call takes more than `SLOW` seconds is not called again.
     """
     taken: dict[str, list[float]] = {name: [] for name in sides}
+    slow: set[str] = set()
     for turn in range(repeats + 2):
         for name, side in sides.items():
+            if name in slow:
+                continue
             if rest:
                 time.sleep(rest)
             begin = time.perf_counter()
             side()
-            if turn >= 2:
-                taken[name].append((time.perf_counter() - begin) * 1e3)
-    return {name: {"min_ms": min(t), "median_ms": sorted(t)[len(t) // 2]} for name, t in taken.items()}
+            milliseconds = (time.perf_counter() - begin) * 1e3
+            if turn == 0 and milliseconds > SLOW * 1e3:
+                slow.add(name)
+            if turn >= 2 or name in slow:
+                taken[name].append(milliseconds)
+    return {
+        name: {"min_ms": min(t), "median_ms": sorted(t)[len(t) // 2], "repeats": len(t)} for name, t in taken.items()
+    }
 
 
 def fastest(call: Call, repeats: int = 15) -> float:

@@ -65,10 +65,9 @@ def check(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> None:
 
 
 def memory(sides: dict[str, Call], wanted: bool) -> dict[str, Any]:
-    """`memory_mb` of a row, if it is wanted and every side's can be had."""
+    """`memory_mb` of a row, if it is wanted and every side's can be had. Each has been called once before."""
     peaks: dict[str, float] = {}
     for name, side in sides.items() if wanted else ():
-        side()  # warm, and at its place in memory
         if isinstance(side, Training):
             side.clear()
         peak = peak_memory(side)

@@ -124,6 +124,16 @@ def test_a_race_calls_its_sides_in_turn() -> None:
     assert all(0 <= t["min_ms"] <= t["median_ms"] for t in taken.values())
 
 
+def test_a_slow_side_is_called_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(1000))
+    monkeypatch.setattr(harness.time, "perf_counter", lambda: next(clock))  # every call takes a second
+    monkeypatch.setattr(harness, "SLOW", 0.5)
+    calls: list[str] = []
+    taken = harness.race({"a": lambda: calls.append("a")}, 10)
+    assert calls == ["a"]
+    assert taken == {"a": {"min_ms": 1000, "median_ms": 1000, "repeats": 1}}
+
+
 def test_peak_memory_sees_what_a_step_frees_again() -> None:
     peak = harness.peak_memory(lambda: torch.ones(10_000_000).sum())
     assert peak is None or 39 < peak < 60

@@ -26,7 +26,8 @@ SLOW = 5.0  # seconds: the backward of torch's packed RNN and GRU grows with the
 MEANING = {
     "allocator": "default, or with malloc keeping its pages (no page fault is paid twice)",
     "group": "padded, ragged, growth, options or peers: one table each",
-    "times": "of each side: the fastest and the median of the interleaved repeats, milliseconds; one repeat "
+    "times": "of each side: the fastest and the median of the interleaved repeats, milliseconds, each "
+    "after an untimed call of the same side; one repeat "
     "where a call takes more than 5 s",
     "memory_mb": "of each side: peak resident set during one warm step less that before it, 1e6 bytes; default "
     "allocator only, absent where /proc does not tell",
@@ -62,10 +63,11 @@ def machine(threads: int) -> dict[str, Any]:
 
 
 def race(sides: dict[str, Call], repeats: int, rest: float = 0.0) -> dict[str, Times]:
-    """Each side once in turn, `repeats` times over, after two rounds to warm up: the machine's moods fall on all.
+    """Each side in turn, `repeats` times over, after two rounds to warm up: the machine's moods fall on all.
 
-    `rest`: seconds before each, in which the spinning threads of another side's pool come to a halt. A side whose first
-    call takes more than `SLOW` seconds is not called again.
+    A turn is two calls, of which the second counts: as in training, a step finds the caches as another of its kind left
+    them, and not as another library did. `rest`: seconds before each, in which the spinning threads of another side's
+    pool come to a halt. A side whose first call takes more than `SLOW` seconds is not called again.
     """
     taken: dict[str, list[float]] = {name: [] for name in sides}
     slow: set[str] = set()
@@ -75,6 +77,8 @@ def race(sides: dict[str, Call], repeats: int, rest: float = 0.0) -> dict[str, T
                 continue
             if rest:
                 time.sleep(rest)
+            if turn >= 2:
+                side()
             begin = time.perf_counter()
             side()
             milliseconds = (time.perf_counter() - begin) * 1e3

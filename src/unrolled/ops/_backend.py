@@ -95,4 +95,4 @@ def forward_mode() -> bool:
 
 def arrays(*tensors: Tensor | None) -> list[Any]:
     """numpy views for the core, whose arrays lie row by row."""
-    return [None if t is None else t.detach().contiguous().numpy() for t in tensors]
+    return [None if t is None else (t.detach() if t.requires_grad else t).contiguous().numpy() for t in tensors]

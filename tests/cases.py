@@ -178,7 +178,7 @@ _TEETH: dict[str, list[Option]] = {
             {"lengths": (3, 2, 0), "input_size": 2, "hidden_size": 2, "nonlinearity": nonlinearity}
             for nonlinearity in ("tanh", "relu")
         ),
-        {"lengths": (5, 2), "input_size": 1, "hidden_size": 2, "bptt": 2},
+        {"lengths": (3, 1), "input_size": 1, "hidden_size": 2, "bptt": 2},
     ],
     "lstm": [{"lengths": (2, 1), "input_size": 1, "hidden_size": 2}],
     "gru": [{"lengths": (2, 1), "input_size": 1, "hidden_size": 2}],
@@ -211,7 +211,7 @@ OPTION_TEETH_CASES = [
         },
     ),
     Case("gru", {**_SMALL, "reset": "before", "layer_norm": True, "recurrent_dropout": 0.4}),
-    Case("gru", {**_SMALL, "reset": "before", "bias": False}),
+    Case("gru", {**_SMALL, "reset": "before", "bias": False, "zoneout": (0.5, 0.0)}),
     Case("lstm", {**_SMALL, "peephole": True}),
     Case("lstm", {**_SMALL, "layer_norm": True, "bias": False}),
     Case("rnn", {**_SMALL, "lengths": (5, 1), "recurrent_dropout": 0.4, "bptt": 2}),

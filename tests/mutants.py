@@ -35,6 +35,8 @@ CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
     "negate": torch.neg,
 }
 
+LONGEST = 90  # of a statement in a label
+
 # Where a name is read for its form alone, a change of its numbers is no mutant.
 _FORM = {"shape", "dtype", "device", "numel", "new_zeros", "new_full"}
 _FORM_OF_ARGUMENT = {"len", "zeros_like", "full_like"}
@@ -98,10 +100,12 @@ def _mutate(acted: list[bool]) -> Callable[[str, Any], Any]:
 
 
 def _reached(name: str, functions: dict[str, ast.FunctionDef]) -> list[ast.FunctionDef]:
-    """A function and those it calls, but for private ones: arithmetic of whole numbers, which has its own test."""
-    called = {n.id for n in ast.walk(functions[name]) if isinstance(n, ast.Name) and n.id in functions}
-    helpers = [h for c in sorted(called - {name}) if not c.startswith("_") for h in _reached(c, functions)]
-    return [functions[name], *helpers]
+    """A function and those it calls, but for the arithmetic of whole numbers, which has its own test."""
+    found = [name]
+    for each in found:
+        called = {n.id for n in ast.walk(functions[each]) if isinstance(n, ast.Name) and n.id in functions}
+        found += sorted(called - {*found, "_philox"})
+    return [functions[each] for each in found]
 
 
 def _define(function: ast.FunctionDef, scope: dict[str, Any]) -> None:
@@ -118,7 +122,8 @@ def _edited(function: ast.FunctionDef) -> Iterator[tuple[str, ast.FunctionDef]]:
             other = copy.deepcopy(function)
             target, above, _ = list(_nodes(other))[index]
             _replace(above, target, edit(target))
-            label = f"{what} {ast.unparse(node)} in {ast.unparse(statement)}".split("\n")[0]
+            part, where = (ast.unparse(n).split("\n")[0] for n in (node, statement))
+            label = f"{what} {part} in {where if len(where) <= LONGEST else where[:LONGEST] + ' ...'}"
             seen[label] += 1
             yield label if seen[label] == 1 else f"{label} ({seen[label]})", other
 
@@ -137,7 +142,7 @@ def _nodes(function: ast.FunctionDef) -> Iterator[tuple[Any, ast.AST, ast.AST]]:
 
 def _edits(node: Any, parent: Any) -> Iterator[tuple[str, Edit]]:
     loads = isinstance(getattr(node, "ctx", ast.Load()), ast.Load)
-    if isinstance(node, ast.Name | ast.BinOp | ast.UnaryOp | ast.Call | ast.Subscript) and loads:
+    if isinstance(node, ast.Name | ast.Attribute | ast.BinOp | ast.UnaryOp | ast.Call | ast.Subscript) and loads:
         called = isinstance(parent, ast.Call) and parent.func is node
         form = isinstance(parent, ast.Attribute) and parent.attr in _FORM
         form |= isinstance(parent, ast.Compare) and isinstance(parent.ops[0], ast.Is | ast.IsNot)

@@ -13,9 +13,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import unrolled
+from cases import CASES, CELL_OPTIONS, Case
+from every_option import NORMS
 from peers import ids
 from tolerances import close, same_bits
 from unrolled import Ragged
+from unrolled.verify.judges import differentiable
 
 INPUT, HIDDEN = 3, 7
 OPTIONS: list[dict[str, Any]] = [
@@ -29,6 +32,19 @@ OPTIONS: list[dict[str, Any]] = [
     ),
 ]
 KINDS = ["RNN", "LSTM", "GRU"]
+_NOISE: dict[str, Any] = {"recurrent_dropout": 0.4, "zoneout": 0.3}
+MORE: list[dict[str, Any]] = [
+    {"kind": "RNN", "num_layers": 2, "bidirectional": True, "layer_norm": True, "proj_size": 3, "bptt": 2, **_NOISE},
+    {"kind": "RNN", "num_layers": 1, "bidirectional": False, "nonlinearity": "relu", "recurrent_dropout": 0.4},
+    {
+        **{"kind": "LSTM", "num_layers": 2, "bidirectional": True, "layer_norm": True, "peephole": True},
+        **{"proj_size": 3, "recurrent_dropout": 0.4, "zoneout": (0.3, 0.2), "bptt": 2},
+    },
+    {"kind": "LSTM", "num_layers": 1, "bidirectional": False, "peephole": True, "zoneout": (0.0, 0.4)},
+    {"kind": "GRU", "num_layers": 2, "bidirectional": True, "layer_norm": True, "reset": "before", "bptt": 2, **_NOISE},
+    {"kind": "GRU", "num_layers": 1, "bidirectional": False, "layer_norm": True, "zoneout": 0.3},
+]
+OPTIONS += MORE
 
 
 def make(kind: str, *sizes: int, **options: Any) -> Any:
@@ -41,9 +57,9 @@ def batch_of(lengths: list[int], dtype: torch.dtype = torch.float64) -> Ragged:
 
 def states(rnn: Any, sequences: int) -> list[Tensor]:
     """Initial states that require grad: h, for the LSTM h and c."""
-    shape = rnn.num_layers * rnn.num_directions, sequences, rnn.hidden_size
-    count = 2 if isinstance(rnn, unrolled.nn.LSTM) else 1
-    return [torch.randn(shape, dtype=torch.float64).requires_grad_() for _ in range(count)]
+    widths = [rnn.proj_size or rnn.hidden_size, rnn.hidden_size][: 1 + isinstance(rnn, unrolled.nn.LSTM)]
+    rows = rnn.num_layers * rnn.num_directions
+    return [torch.randn(rows, sequences, width, dtype=torch.float64).requires_grad_() for width in widths]
 
 
 def call(rnn: Any, x: Any, given: Sequence[Tensor] = (), **options: Any) -> tuple[Any, list[Tensor]]:
@@ -62,17 +78,21 @@ def take_grads(module: nn.Module) -> dict[str, Tensor]:
     return found
 
 
+@pytest.mark.parametrize("choices", [OPTIONS, MORE], ids=["any", "more"])
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
 @given(data=st.data())
-def test_1_a_batch_equals_its_sequences_alone_in_any_order(dropout: float, backend: str, data: st.DataObject) -> None:
+def test_1_a_batch_equals_its_sequences_alone_in_any_order(
+    dropout: float, choices: list[dict[str, Any]], backend: str, data: st.DataObject
+) -> None:
     lengths = data.draw(st.lists(st.integers(0, 6), min_size=1, max_size=7))
     order = torch.tensor(data.draw(st.permutations(range(len(lengths)))))
-    options = data.draw(st.sampled_from(OPTIONS))
+    options = data.draw(st.sampled_from(choices))
     options = {**options, "num_layers": 2, "dropout": dropout} if dropout else options
     rnn = make(**options, dtype=torch.float64)
     parts, initial = batch_of(lengths).to_list(), states(rnn, len(lengths))
     keys = torch.randint(2**40, (len(lengths),))
-    weights = [torch.randn(n, HIDDEN * rnn.num_directions, dtype=torch.float64) for n in lengths]
+    width = (rnn.proj_size or HIDDEN) * rnn.num_directions
+    weights = [torch.randn(n, width, dtype=torch.float64) for n in lengths]
 
     def run(which: Tensor) -> tuple[Ragged, list[Tensor]]:
         torch.manual_seed(1)  # every call draws the same dropout seed
@@ -83,7 +103,7 @@ def test_1_a_batch_equals_its_sequences_alone_in_any_order(dropout: float, backe
         ).backward()
         return y, last
 
-    length = sum(lengths) + INPUT + HIDDEN
+    length = (sum(lengths) + INPUT + HIDDEN) * (NORMS if rnn.layer_norm else 1)
     y, last = run(torch.arange(len(lengths)))
     together = take_grads(rnn)
     for b in range(len(lengths)):
@@ -150,9 +170,14 @@ def test_2_no_step_at_all_in_a_padded_batch(batch_first: bool, kind: str, backen
             same_bits(before.grad, torch.ones_like(before))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_2_padding_is_zero_and_receives_no_gradient(kind: str, backend: str) -> None:
-    rnn = make(kind, num_layers=2, bidirectional=True, dtype=torch.float64)
+PADDED = [{"kind": kind, "num_layers": 2, "bidirectional": True} for kind in KINDS]
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("options", PADDED + MORE, ids=ids)
+def test_2_padding_is_zero_and_receives_no_gradient(options: dict[str, Any], training: bool, backend: str) -> None:
+    rnn = make(**options, dtype=torch.float64).train(training)
+    noise = training and options in MORE  # which may leave a state at its initial 0
     x = torch.randn(5, 3, INPUT, dtype=torch.float64)
     x[2:, 1], x[4:, 2] = float("nan"), float("inf")  # what lies beyond a length is never read
     x.requires_grad_()
@@ -160,7 +185,7 @@ def test_2_padding_is_zero_and_receives_no_gradient(kind: str, backend: str) -> 
     (y.sum() + sum(s.sum() for s in last)).backward()
     assert all(bool(s.isfinite().all()) for s in last)
     for values in (y, x.grad):
-        assert bool(values[:2].all(-1).all())
+        assert noise or options.get("nonlinearity") == "relu" or bool(values[:2].all(-1).all())
         assert not bool(values[2:, 1].any())
         assert not bool(values[4:, 2].any())
     assert all(bool(value.isfinite().all()) for value in take_grads(rnn).values())
@@ -200,6 +225,7 @@ def test_3_a_class_may_be_ruled_out_or_certain(backend: str) -> None:
 @pytest.mark.parametrize("options", OPTIONS, ids=ids)
 def test_4_train_eval_and_no_grad_agree_to_the_bit(options: dict[str, Any], backend: str) -> None:
     dropout = 0.5 if options["num_layers"] > 1 else 0.0
+    options = {name: value for name, value in options.items() if name not in _NOISE}
     rnn, plain = make(**options, dropout=dropout), make(**options)
     plain.load_state_dict(rnn.state_dict())
     batch = batch_of([4, 0, 9, 1], torch.float32)
@@ -258,6 +284,20 @@ def test_6_a_learned_initial_state_is_every_sequences_first_state(kind: str, bac
         same_bits(found, reference)
     for name, s in zip(names, given, strict=True):
         close(learned[name], s.grad.sum(1), 3)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.name in CELL_OPTIONS], ids=str)
+def test_7_outputs_never_alias_what_a_second_backward_reads(case: Case, backend: str) -> None:
+    inputs = case.inputs()
+    leaves = list(differentiable(inputs).values())
+    outputs = case.operator.operator(**inputs)
+    weights = [torch.randn_like(y) for y in outputs]
+    first = torch.autograd.grad(outputs, leaves, weights, retain_graph=True)
+    kept = [g.clone() for g in first]
+    for tensor in (*outputs, *first):
+        tensor.detach().fill_(float("nan"))
+    for found, expected in zip(torch.autograd.grad(outputs, leaves, weights), kept, strict=True):
+        same_bits(found, expected)
 
 
 @pytest.mark.parametrize("threads", [1, 2])

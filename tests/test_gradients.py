@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import product
+from itertools import chain, combinations, product
 from typing import Any
 
 import jaxtyping
@@ -152,6 +152,19 @@ def test_core_against_the_equation_on_several_threads(case: Case) -> None:
             found = autograd(case.operator.operator, inputs)
         dtype = found[0]["y0"].dtype
         assert compare(found, expected, floor) <= bound(dtype, terms), f"{variant}, {dtype}, {threads} threads"
+
+
+@pytest.mark.parametrize("cell", CELL_OPTIONS)
+def test_every_two_options_of_a_cell_are_judged_together(cell: str) -> None:
+    rows = [c.options for c in OPTION_CASES if c.name == cell and sum(c.options["lengths"]) > 3]
+    smooth = [row for row in rows if not row.get("bptt")]
+    options = CELL_OPTIONS[cell]
+    assert len(options) >= 7
+    for pair in combinations(options.values(), 2):
+        for one, other in product(*pair):
+            assert any(row.items() >= {**one, **other}.items() for row in smooth), (one, other)
+    for one in chain(*options.values()):
+        assert any(row.items() >= one.items() and row.get("bptt") for row in rows), one
 
 
 def strided(value: Tensor) -> Tensor:

@@ -15,7 +15,8 @@ from unrolled import Ragged, verify
 from unrolled.equations.cross_entropy import cross_entropy_backward, cross_entropy_forward
 from unrolled.ragged import Rows, live_rows
 from unrolled.verify.judges import relative_error
-from unrolled.verify.operators import OPERATORS, RecurrentGrads, recurrent_backward, recurrent_forward
+from unrolled.verify.operators import OPERATORS
+from unrolled.verify.recurrent import RecurrentGrads, recurrent_backward, recurrent_forward
 
 FIELDS = ["operator", "judge", "dtype", "max_relative_error", "bound", "passed"]
 
@@ -75,6 +76,8 @@ MODULES = [
     (unrolled.nn.RNN(3, 4, 2, bidirectional=True), (torch.randn(5, 2, 3), torch.randn(4, 2, 4))),
     (unrolled.nn.LSTM(3, 2, 2, bidirectional=True), (torch.randn(3, 2, 3), (torch.randn(4, 2, 2),) * 2)),
     (unrolled.nn.GRU(3, 2, learn_initial_state=True), (Ragged(torch.randn(5, 3), [0, 2, 2, 5]),)),
+    (unrolled.nn.LSTM(3, 4, proj_size=2, peephole=True, layer_norm=True).eval(), (torch.randn(3, 2, 3),)),
+    (unrolled.nn.GRU(3, 4, reset="before", layer_norm=True, zoneout=0.3).eval(), (torch.randn(3, 2, 3),)),
     (unrolled.nn.LSTMCell(3, 2), (torch.randn(2, 3),)),
 ]
 
@@ -134,26 +137,39 @@ def test_wrong_modules_are_caught(mistake: str, names: set[str]) -> None:
     assert failed(verify.check(Wrong(mistake), (torch.randn(4, 3),))) == names
 
 
+def lstm_forward(
+    x: Tensor,
+    h0: Tensor,
+    c0: Tensor,
+    weight_ih: Tensor,
+    weight_hh: Tensor,
+    weight_hr: Tensor,
+    peephole: Tensor,
+    steps: list[Tensor],
+) -> tuple[Any, ...]:
+    weights = {"weight_ih": weight_ih, "weight_hh": weight_hh, "weight_hr": weight_hr, "peephole": peephole}
+    return recurrent_forward("lstm_options", x, h0, steps, c0, **weights)
+
+
 def lstm_inputs() -> tuple[Any, ...]:
     _, steps = live_rows(Rows(torch.tensor([0, 3, 5]), 1, torch.tensor([3, 2, 0])))
-    shapes = (5, 2), (3, 4), (16, 2), (16, 4), (16,), (16,), (3, 4)
-    *tensors, c0 = (torch.randn(shape) for shape in shapes)
-    return "lstm", *tensors, steps, c0
+    shapes = (5, 2), (3, 2), (3, 4), (16, 2), (16, 2), (2, 4), (12,)
+    return *(torch.randn(shape) for shape in shapes), steps
 
 
 def test_our_equations_pass_and_a_wrong_term_is_caught() -> None:
-    rows = verify.check(recurrent_forward, recurrent_backward, lstm_inputs())
+    rows = verify.check(lstm_forward, recurrent_backward, lstm_inputs())
     assert failed(rows) == set()
-    names = ("x", "h0", "weight_ih", "weight_hh", "bias_ih", "bias_hh", "c0")
+    names = ("x", "h0", "c0", "weight_ih", "weight_hh", "weight_hr", "peephole")
     assert [(row["operator"], row["judge"]) for row in rows] == [
-        (f"recurrent.{name}", judge) for judge in ("finite differences", "autograd") for name in names
+        (f"lstm.{name}", judge) for judge in ("finite differences", "autograd") for name in names
     ]
 
     def wrong(*args: Any) -> RecurrentGrads:
         grads = recurrent_backward(*args)
-        return grads._replace(dc0=torch.zeros_like(grads.dc0))
+        return grads._replace(dc0=torch.zeros_like(grads.dc0), dweight_hr=grads.dweight_hr.flip(0))
 
-    assert failed(verify.check(recurrent_forward, wrong, lstm_inputs())) == {"recurrent.c0"}
+    assert failed(verify.check(lstm_forward, wrong, lstm_inputs())) == {"lstm.c0", "lstm.weight_hr"}
 
 
 class SquareGrads(NamedTuple):

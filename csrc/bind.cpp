@@ -155,7 +155,7 @@ unrolled::RecurrentOptions<T> options_of(const CellOf& cell, unrolled::Recurrent
                                          double zoneout_h, double zoneout_c, int64_t layer) {
   const int64_t DH = z.D * z.H, GH = DH * cell.gates;
   unrolled::RecurrentOptions<T> o;
-  o.weight_hr = shaped(weight_hr, {z.D * z.P, z.H}, z.P != z.H, "weight_hr must be (D * P, H)");
+  o.weight_hr = shaped(weight_hr, {z.D * z.P, z.H}, false, "weight_hr must be (D * P, H)");
   check(!weight_hr || cell.cell != unrolled::Cell::gru && cell.cell != unrolled::Cell::gru_before, "weight_hr must be None for a GRU");
   o.norm_ih = shaped(norm_ih, {GH}, norm_hh.has_value(), "norm_ih must be (D * G * H,), with norm_hh");
   o.norm_hh = shaped(norm_hh, {GH}, norm_ih.has_value(), "norm_hh must be (D * G * H,), with norm_ih");
@@ -172,10 +172,10 @@ unrolled::RecurrentOptions<T> options_of(const CellOf& cell, unrolled::Recurrent
   o.seed = seed ? seed->data() : nullptr;
   o.keys = shaped(keys, {z.B}, seed.has_value() && (zoneout_h > 0 || zoneout_c > 0), "keys must be (B,)");
   o.layer = layer;
-  const bool plain = !general && cell.cell != unrolled::Cell::gru_before && !weight_hr && !norm_ih && !mask &&
-                     zoneout_h == 0 && zoneout_c == 0;
+  const bool row_cell = general || cell.cell == unrolled::Cell::gru_before;
+  z.plain = !row_cell && !weight_hr && !norm_ih && !mask && zoneout_h == 0 && zoneout_c == 0;
   z.blocks = cell.kept;
-  if (!plain) z.blocks += 1 + cell.memory + (norm_ih ? 2 * cell.gates : 0) + (norm_c ? 1 : 0);
+  if (!z.plain) z.blocks += 1 + cell.memory + (norm_ih ? 2 * cell.gates : 0) + (norm_c ? 1 : 0);
   check(z.bptt >= 0, "bptt must be at least 0");
   return o;
 }
@@ -193,7 +193,7 @@ void recurrent_forward(const std::string& name, Input<T, 2> x, Input<T, 3> h0, O
   const CellOf cell = cell_of(name);
   unrolled::RecurrentForward<T> p;
   const int64_t P = size(h0, 2), H = weight_hr ? size(*weight_hr, 1) : P;
-  p.sizes = {size(x, 0), size(h0, 1), size(h0, 0), size(x, 1), H, P, 0, bptt, threads};
+  p.sizes = {size(x, 0), size(h0, 1), size(h0, 0), size(x, 1), H, P, 0, false, bptt, threads};
   auto& z = p.sizes;
   const int64_t DH = z.D * H, DP = z.D * P, GH = DH * cell.gates;
   check(z.D == 1 || z.D == 2, "h0 must have one or two directions");
@@ -244,12 +244,12 @@ void recurrent_backward(const std::string& name, Input<T, 2> dy, Input<T, 3> dh_
   const CellOf cell = cell_of(name);
   unrolled::RecurrentBackward<T> p;
   const int64_t P = size(h_end, 2), H = weight_hr ? size(*weight_hr, 1) : P;
-  p.sizes = {size(x, 0), size(h_end, 1), size(h_end, 0), size(x, 1), H, P, 0, bptt, threads};
+  p.sizes = {size(x, 0), size(h_end, 1), size(h_end, 0), size(x, 1), H, P, 0, false, bptt, threads};
   auto& z = p.sizes;
   const int64_t DH = z.D * H, DP = z.D * P, GH = DH * cell.gates;
   check(z.D == 1 || z.D == 2, "h_end must have one or two directions");
   for (const auto* a : {&dy, &h_prev}) check(size(*a, 0) == z.R && size(*a, 1) == DP, "dy and h_prev must be (R, D * P)");
-  for (const auto* a : {&weight_ih}) check(size(*a, 0) == GH && size(*a, 1) == z.I, "weight_ih must be (D * G * H, I)");
+  check(size(weight_ih, 0) == GH && size(weight_ih, 1) == z.I, "weight_ih must be (D * G * H, I)");
   check(size(weight_hh, 0) == GH && size(weight_hh, 1) == P, "weight_hh must be (D * G * H, P)");
   p.options = options_of<T>(cell, z, weight_hr, norm_ih, norm_hh, peephole, norm_c, bias_c, mask, seed, keys, zoneout_h,
                             zoneout_c, layer);

@@ -17,19 +17,8 @@
 // A pointwise cell: fused, or with options in phases.
 #define UNROLLED_CELL(Cell, name)                                                                          \
   UNROLLED_KERNELS(name,                                                                                   \
-                   (plain(p.options) ? fused_forward<T, Cell<T>>(p) : phased_forward<T, Pointwise<T, Cell<T>>>(p)), \
-                   (plain(p.options) ? fused_backward<T, Cell<T>>(p) : phased_backward<T, Pointwise<T, Cell<T>>>(p)))
+                   (p.sizes.plain ? fused_forward<T, Cell<T>>(p) : phased_forward<T, Pointwise<T, Cell<T>>>(p)), \
+                   (p.sizes.plain ? fused_backward<T, Cell<T>>(p) : phased_backward<T, Pointwise<T, Cell<T>>>(p)))
 
 // A cell of whole rows.
 #define UNROLLED_ROW_CELL(Row, name) UNROLLED_KERNELS(name, (phased_forward<T, Row<T>>(p)), (phased_backward<T, Row<T>>(p)))
-
-namespace unrolled {
-namespace UNROLLED_TARGET {
-
-template <class T>
-inline bool plain(const RecurrentOptions<T>& o) {
-  return !o.weight_hr && !o.norm_ih && !o.mask && o.zoneout_h == 0 && o.zoneout_c == 0;
-}
-
-}  // namespace UNROLLED_TARGET
-}  // namespace unrolled

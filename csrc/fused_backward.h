@@ -19,8 +19,8 @@ struct FusedBackwardWeights {
 
   FusedBackwardWeights(Pieces& pieces, const RecurrentBackward<T>& p) {
     const auto& z = p.sizes;
-    ih = pieces.take<T>(Gates::count(z.H) * (padded<T>(z.I) + padded<T>(z.H)));
-    hh = ih + Gates::count(z.H) * padded<T>(z.I);
+    ih = pieces.take<T>(Gates::count(z.H) * padded<T>(z.I));
+    hh = pieces.take<T>(Gates::count(z.H) * padded<T>(z.H));
   }
 
   void fill(const RecurrentBackward<T>& p, int64_t d) const {
@@ -43,14 +43,17 @@ struct FusedBackward {
   T *du[2], *dv[2], *tile, *dx_block;  // [block rows, ld] twice, [kRows, kPanel], [block rows, ld of I]
   T *dh, *dc;                          // [sequences, ld of H] what reaches the state other than through v
   T *dweight_ih, *dweight_hh, *dbias_ih, *dbias_hh;  // [I, ld], [H, ld], [ld], [ld]: transposed, summed over tasks at the end
+  int64_t sums;                                      // bytes of these four
 
   FusedBackward(Pieces& pieces, const RecurrentBackward<T>& p, int64_t sequences) {
     const auto& z = p.sizes;
     const int64_t rows = block_rows(sequences), ld = leading<T>(Gates::count(z.H)), ld_h = leading<T>(z.H);
-    dweight_ih = pieces.take<T>((z.I + z.H + 2) * ld);
-    dweight_hh = dweight_ih + z.I * ld;
-    dbias_ih = dweight_hh + z.H * ld;
-    dbias_hh = dbias_ih + ld;
+    const int64_t before = pieces.used();
+    dweight_ih = pieces.take<T>(z.I * ld);
+    dweight_hh = pieces.take<T>(z.H * ld);
+    dbias_ih = pieces.take<T>(ld);
+    dbias_hh = pieces.take<T>(ld);
+    sums = pieces.used() - before;
     const T*** const by_row[] = {&x_row, &h_prev_row, &c_prev_row, &kept_row, &du_row, &dv_row};
     for (const T*** pointers : by_row) *pointers = pieces.take<const T*>(rows);
     const T*** const by_sequence[] = {&h, &c, &dv_next};
@@ -137,7 +140,7 @@ struct FusedBackward {
     const int64_t DH = z.D * z.H, K = Gates::count(z.H), ld = leading<T>(K), ld_h = leading<T>(z.H), d = task.direction;
     const auto bytes = static_cast<size_t>(z.H) * sizeof(T);
     const Walk walk(p.rows, task);
-    memset(dweight_ih, 0, static_cast<size_t>((z.I + z.H + 2) * ld) * sizeof(T));
+    memset(dweight_ih, 0, static_cast<size_t>(sums));
     memset(dh, 0, static_cast<size_t>(task.count * ld_h) * sizeof(T));  // and so the units beyond H
     if (Cell::kMemory) memset(dc, 0, static_cast<size_t>(task.count * ld_h) * sizeof(T));
     for (int64_t b = 0; b < task.count; ++b) {

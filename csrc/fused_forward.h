@@ -55,10 +55,10 @@ struct FusedForwardWeights {
   FusedForwardWeights(Pieces& pieces, const RecurrentForward<T>& p) {
     const auto& z = p.sizes;
     const int64_t C = Gates::count(z.H);
-    ih = pieces.take<T>(C * (z.I + z.H + 2));
-    hh = ih + C * z.I;
-    bias_ih = hh + C * z.H;
-    bias_hh = bias_ih + C;
+    ih = pieces.take<T>(C * z.I);
+    hh = pieces.take<T>(C * z.H);
+    bias_ih = pieces.take<T>(C);
+    bias_hh = pieces.take<T>(C);
   }
 
   void fill(const RecurrentForward<T>& p, int64_t d) const {

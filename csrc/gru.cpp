@@ -55,7 +55,10 @@ struct GruBefore {
 
 template <class T>
 struct GruBeforeRow : Pointwise<T, GruBefore<T>> {
+  using V = Vec<T>;
   static constexpr bool kReset = true;
+  static V reset(V u, V v) { return vsigmoid(u + v); }             // (1)
+  static V reset_backward(V dr, V r) { return dr * r * (1 - r); }  // (1)
 };
 
 }  // namespace

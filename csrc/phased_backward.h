@@ -88,9 +88,14 @@ struct PhasedBackward {
   // dnew = d * (1 - z), and d becomes d * z.
   void unmix(const RecurrentOptions<T>& o, double rate, int64_t stream, int64_t sequence, int64_t t, int64_t n, T* d,
              T* dnew) const {
-    if (rate > 0) zoneout_row(o, rate, stream, sequence, t, n, z);
+    if (rate == 0) {
+      memcpy(dnew, d, static_cast<size_t>(padded<T>(n)) * sizeof(T));
+      memset(d, 0, static_cast<size_t>(n) * sizeof(T));
+      return;
+    }
+    zoneout_row(o, rate, stream, sequence, t, n, z);
     for (int64_t i = 0; i < n; i += W) {
-      const V share = rate > 0 ? load(z + i, n - i) : V{}, all = load(d + i);
+      const V share = load(z + i, n - i), all = load(d + i);
       store(dnew + i, all * (1 - share));
       store(d + i, all * share);
     }
@@ -114,6 +119,7 @@ struct PhasedBackward {
     const T* const norm_hh = o.norm_hh ? w.norm_hh : nullptr;
     const Walk walk(p.rows, task);
     const T no_scales[kScales] = {};
+    const auto normal_in = [&](const T* own, int block) { return o.norm_ih ? own + block * H : nullptr; };
     const auto scales_of = [&](int64_t r) { return p.scales ? p.scales + (r * D + d) * kScales : no_scales; };
     memset(dweight_ih, 0, static_cast<size_t>(sums));
     memset(dh, 0, static_cast<size_t>(task.count * ld_p) * sizeof(T));  // and so the units beyond P and H
@@ -159,20 +165,21 @@ struct PhasedBackward {
             const T* const kept = p.kept + (r * D + d) * kept_size;
             const T* const scales = scales_of(r);
             T *const du_own = du + i * ld, *const dv_own = dp + i * ld, *const dc_own = dc_new + b * ld_h, *const dc_prev = z;
-            Row::backward({H, dm + b * ld_h, dc_own, path + b * ld_h, dc_prev, kept, m_row[i], kept + Kept<Row>::c * H,
+            Row::backward({H, dm + b * ld_h, dc_own, path + b * ld_h, dc_prev, kept, m_row[i],
+                           Row::kMemory ? kept + Kept<Row>::c * H : nullptr,
                            p.h_prev + r * DP + d * P, Row::kMemory ? p.c_prev + r * DH + d * H : nullptr,
                            part(o.peephole, d, 3 * H), part(o.norm_c, d, H), part(o.bias_c, d, H),
-                           kept + Kept<Row>::normal_c * H, scales + 2, du_own, dv_own, dpeephole, dnorm_c, dbias_c});
+                           normal_in(kept, Kept<Row>::normal_c), scales + 2, du_own, dv_own, dpeephole, dnorm_c, dbias_c});
             if (Row::kMemory) {
               add_to(dc + b * ld_h, dc_prev, stride);
               for (int64_t j = 0; p.dc && j < H; j += W) store(p.dc + r * DH + d * H + j, load(dc_own + j), H - j);
             }
             if (Row::kReset)
-              bare(dv_own, G - 1, 1, H, norm_hh, kept + Kept<Row>::v * H, scales + 3, dbias_hh, dnorm_hh);
+              bare(dv_own, G - 1, 1, H, norm_hh, normal_in(kept, Kept<Row>::v), scales + 3, dbias_hh, dnorm_hh);
             else
-              products(du_own, dv_own, K, H, norm_ih, norm_hh, kept, scales);
+              products(du_own, dv_own, K, H, norm_ih, norm_hh, normal_in(kept, Kept<Row>::u), scales);
           }
-          if (Row::kReset) {
+          if constexpr (Row::kReset) {
             for (int64_t b = 0; b < n; ++b) s_row[done + b] = dp + (done + b) * ld + K;  // for a moment: what W_hs multiplied
             multiply(s_row + done, n, w.hs, C - K, padded<T>(P), kPanel<T>, ds, ld_h);   // (4)
             for (int64_t b = 0; b < n; ++b) {
@@ -180,14 +187,14 @@ struct PhasedBackward {
               const T* const kept = p.kept + (r * D + d) * kept_size;
               for (int64_t j = 0; j < H; j += W) {
                 const V gate = load(kept + j, H - j), ds_j = load(ds + b * ld_h + j), g_j = load(g_row[i] + j, H - j);
-                const V da = ds_j * g_j * gate * (1 - gate);
+                const V da = Row::reset_backward(ds_j * g_j, gate);
                 store(du + i * ld + j, da);
                 store(dp + i * ld + j, da);
                 store(ds + b * ld_h + j, ds_j * gate);  // now what reaches g directly
                 store(s + i * ld_h + j, gate * g_j);
               }
               s_row[i] = s + i * ld_h;
-              products(du + i * ld, dp + i * ld, K, H, norm_ih, norm_hh, kept, scales_of(r));
+              products(du + i * ld, dp + i * ld, K, H, norm_ih, norm_hh, normal_in(kept, Kept<Row>::u), scales_of(r));
             }
           }
           multiply(dp_row + done, n, w.hh, K, padded<T>(P), kPanel<T>, dg, ld_p);  // (3)
@@ -208,10 +215,11 @@ struct PhasedBackward {
     }
   }
 
-  void products(T* du_own, T* dv_own, int64_t K, int64_t H, const T* norm_ih, const T* norm_hh, const T* kept,
+  // `normals`: of u, and behind them of v; null without a layer norm.
+  void products(T* du_own, T* dv_own, int64_t K, int64_t H, const T* norm_ih, const T* norm_hh, const T* normals,
                 const T* scales) const {
-    bare(du_own, 0, G, H, norm_ih, kept + Kept<Row>::u * H, scales, dbias_ih, dnorm_ih);
-    bare(dv_own, 0, K / padded<T>(H), H, norm_hh, kept + Kept<Row>::v * H, scales + 1, dbias_hh, dnorm_hh);
+    bare(du_own, 0, G, H, norm_ih, normals, scales, dbias_ih, dnorm_ih);
+    bare(dv_own, 0, K / padded<T>(H), H, norm_hh, normals ? normals + G * H : nullptr, scales + 1, dbias_hh, dnorm_hh);
   }
 
   // What a block of m tokens adds to the gradients of the matrices, and its rows of dx.                (3), (4), (5), (1)

@@ -46,9 +46,9 @@ struct PhasedForward {
   using V = Vec<T>;
   static constexpr int W = Simd<T>::width, G = Row::kGates;
 
-  const T **x_row, **h_before, **c_before, **g_row, **s_row, **m_row;  // [block rows], [sequences]
+  const T **x_row, **h_before, **c_before, **g_row, **s_row;  // [block rows], [sequences]
   int64_t* row;                                                        // [block rows]
-  T **y_row, **h_after, **c_after, **kept_row, **scales_row;           // [sequences]
+  T **y_row, **h_after, **c_after, **kept_row, **m_row, **scales_row;  // [sequences]
   T *u, *v, *g, *s, *h_new, *z;  // [block rows, ld of C], [sequences, ld of C, P, H, P], [P or H]
   T *kept, *scales;              // [sequences, blocks * H], [sequences, kScales], where nothing is kept for a backward
 
@@ -57,9 +57,9 @@ struct PhasedForward {
     const int64_t rows = block_rows(sequences), ld = leading<T>(Gates::count(sizes.H));
     x_row = pieces.take<const T*>(rows);
     row = pieces.take<int64_t>(rows);
-    const T*** const read[] = {&h_before, &c_before, &g_row, &s_row, &m_row};
+    const T*** const read[] = {&h_before, &c_before, &g_row, &s_row};
     for (const T*** pointers : read) *pointers = pieces.take<const T*>(sequences);
-    T*** const written[] = {&y_row, &h_after, &c_after, &kept_row, &scales_row};
+    T*** const written[] = {&y_row, &h_after, &c_after, &kept_row, &m_row, &scales_row};
     for (T*** pointers : written) *pointers = pieces.take<T*>(sequences);
     u = pieces.take<T>(rows * ld);
     v = pieces.take<T>(sequences * ld);
@@ -101,6 +101,7 @@ struct PhasedForward {
       if (p.c_prev && first >= 0) memcpy(p.c_prev + first * DH + d * H, c_before[b], bytes_c);
     }
     const auto kept_of = [&](int64_t r, int64_t b) { return p.kept ? p.kept + (r * D + d) * kept_size : kept + b * kept_size; };
+    const auto normal_in = [&](T* own, int block) { return o.norm_ih ? own + block * H : nullptr; };
     const auto scales_of = [&](int64_t r, int64_t b) {
       return p.scales ? p.scales + (r * D + d) * kScales : scales + b * kScales;
     };
@@ -111,7 +112,7 @@ struct PhasedForward {
             multiply(x_row + first, rows, w.ih, sizes.I, C, kPanel<T>, u + first * ld, ld);  // (1)
           });
           for (int64_t i = 0; i < m; ++i)
-            finish(u + i * ld, 0, G, H, norm_ih, w.bias_ih, kept_of(row[i], 0) + Kept<Row>::u * H, scales_of(row[i], 0));
+            finish(u + i * ld, 0, G, H, norm_ih, w.bias_ih, normal_in(kept_of(row[i], 0), Kept<Row>::u), scales_of(row[i], 0));
         },
         [&](int64_t t, int64_t n, int64_t begin) {
           for (int64_t b = 0; b < n; ++b) {
@@ -122,6 +123,7 @@ struct PhasedForward {
             if (Row::kMemory) c_after[b] = last || !p.c_prev ? p.c_last + place * H : p.c_prev + next * DH + d * H;
             kept_row[b] = kept_of(r, b);
             scales_row[b] = scales_of(r, b);
+            scales_row[b][2] = scales_row[b][3] = 0;  // not every cell has these norms
             m_row[b] = kept_row[b] + Kept<Row>::h * H;
             g_row[b] = h_before[b];
             if (!o.mask) continue;
@@ -132,12 +134,12 @@ struct PhasedForward {
           }
           multiply(g_row, n, w.hh, P, K, kPanel<T>, v, ld);  // (3)
           for (int64_t b = 0; b < n; ++b)
-            finish(v + b * ld, 0, K / stride, H, norm_hh, w.bias_hh, kept_row[b] + Kept<Row>::v * H, scales_row[b] + 1);
-          if (Row::kReset) {
+            finish(v + b * ld, 0, K / stride, H, norm_hh, w.bias_hh, normal_in(kept_row[b], Kept<Row>::v), scales_row[b] + 1);
+          if constexpr (Row::kReset) {
             for (int64_t b = 0; b < n; ++b) {
               const T* const own_u = u + (begin + b) * ld;
               for (int64_t i = 0; i < H; i += W) {
-                const V r = vsigmoid(load(own_u + i) + load(v + b * ld + i));
+                const V r = Row::reset(load(own_u + i), load(v + b * ld + i));
                 store(v + b * ld + i, r);  // in the place of v_r, for the cell
                 store(s + b * ld_h + i, r * load(g_row[b] + i, H - i));
               }
@@ -145,13 +147,14 @@ struct PhasedForward {
             }
             multiply(s_row, n, w.hs, P, C - K, kPanel<T>, v + K, ld);  // (4)
             for (int64_t b = 0; b < n; ++b)
-              finish(v + b * ld, G - 1, 1, H, norm_hh, w.bias_hh, kept_row[b] + Kept<Row>::v * H, scales_row[b] + 3);
+              finish(v + b * ld, G - 1, 1, H, norm_hh, w.bias_hh, normal_in(kept_row[b], Kept<Row>::v), scales_row[b] + 3);
           }
           for (int64_t b = 0; b < n; ++b) {
             T* const own = kept_row[b];
-            Row::forward({H, u + (begin + b) * ld, v + b * ld, h_before[b], c_before[b], own, own + Kept<Row>::h * H,
-                          own + Kept<Row>::c * H, part(o.peephole, d, 3 * H), part(o.norm_c, d, H), part(o.bias_c, d, H),
-                          own + Kept<Row>::normal_c * H, scales_row[b] + 2});
+            Row::forward({H, u + (begin + b) * ld, v + b * ld, h_before[b], Row::kMemory ? c_before[b] : nullptr, own,
+                          m_row[b], Row::kMemory ? own + Kept<Row>::c * H : nullptr, part(o.peephole, d, 3 * H),
+                          part(o.norm_c, d, H), part(o.bias_c, d, H), normal_in(own, Kept<Row>::normal_c),
+                          scales_row[b] + 2});
           }
           if (o.weight_hr) multiply(m_row, n, w.hr, H, padded<T>(P), kPanel<T>, h_new, ld_p);  // (5)
           for (int64_t b = 0; b < n; ++b) {

@@ -7,6 +7,7 @@
 //     static constexpr bool kMemory, kDirect, kReset;   // has c; h reaches the next h directly; resets before the product
 //     static void forward(const ForwardRow<T>&);
 //     static void backward(const BackwardRow<T>&);
+//     static V reset(V u, V v), reset_backward(V dr, V r);   // kReset: r, its block 0 of what is kept; the gradient of u and v
 //   };
 //
 // The gates of a row stand in blocks of H numbers, here padded to whole vectors, whose pads are 0.
@@ -31,7 +32,7 @@ template <class T>
 struct ForwardRow {
   int64_t H;
   const T *u, *v;                        // [G * padded H]
-  const T *h_prev, *c_prev;              // [H]; h_prev only where kDirect
+  const T *h_prev, *c_prev;              // [H]; h_prev only where kDirect, which no projection may follow
   T *kept, *h, *c;                       // [S * H], [H], [H]
   const T *peephole, *norm_c, *bias_c;   // [3 * H], [H], [H], or null
   T *normal_c, *scale_c;                 // [H], [1]

@@ -27,6 +27,7 @@ Schedule::Schedule(const int64_t* length, int64_t B, int64_t D, int threads) {
   int64_t* next = sequence_;
   for (int64_t g = 0; g < groups_; ++g) {
     const auto count = static_cast<int64_t>(members[g].size());
+    largest_ = std::max(largest_, count);
     for (int64_t d = 0; d < D; ++d) task_[d * groups_ + g] = {d, count, next};
     next = std::copy(members[g].begin(), members[g].end(), next);
   }

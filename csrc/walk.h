@@ -121,7 +121,7 @@ void run_tasks(const P& p, double operations, Run&& run, End&& end) {
   const Schedule schedule(p.rows.length, z.B, z.D, threads);
   Pieces weights(nullptr), own(nullptr);
   Packed(weights, p);
-  Memory(own, p, z.B);
+  Memory(own, p, schedule.largest());
   const Scratch scratch(static_cast<size_t>(weights.used() * z.D + own.used() * schedule.tasks()));
   const auto packed = [&](int64_t d) {
     Pieces pieces(scratch.data() + d * weights.used());
@@ -129,7 +129,7 @@ void run_tasks(const P& p, double operations, Run&& run, End&& end) {
   };
   const auto memory = [&](int64_t i) {
     Pieces pieces(scratch.data() + z.D * weights.used() + i * own.used());
-    return Memory(pieces, p, z.B);
+    return Memory(pieces, p, schedule.largest());
   };
   parallel_for(threads, z.D, [&](int64_t d) { packed(d).fill(p, d); });
   parallel_for(threads, schedule.tasks(), [&](int64_t i) {

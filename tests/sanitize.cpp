@@ -96,10 +96,13 @@ Outputs recurrent(const Kernels<T>& kernels, const RecurrentCase& c, int threads
                                               c.zoneout ? 0.3 : 0, c.zoneout && memory ? 0.6 : 0,
                                               c.zoneout && c.seeded ? +seed : nullptr, keys, 2};
   const int64_t rows_kept = c.keep ? c.R : 0;
-  Buffer<T> y(c.R * DP, 0), h_last(BP), c_last(memory ? BH : 0), h_prev(rows_kept * DP, 0),
-      c_prev(memory ? rows_kept * DH : 0, 0), kept(rows_kept * DH * blocks, 0),
-      scales(c.norm ? rows_kept * D * unrolled::kScales : 0, 0);
-  const unrolled::RecurrentSizes sizes{c.R, B, D, c.I, c.H, P, blocks, c.bptt, threads};
+  int64_t tokens = 0;
+  for (const int64_t n : c.length) tokens += n;
+  const T untouched = tokens < c.R ? T(0) : std::numeric_limits<T>::quiet_NaN();  // rows of no sequence are the caller's
+  Buffer<T> y(c.R * DP, untouched), h_last(BP), c_last(memory ? BH : 0), h_prev(rows_kept * DP, untouched),
+      c_prev(memory ? rows_kept * DH : 0, untouched), kept(rows_kept * DH * blocks, untouched),
+      scales(c.norm ? rows_kept * D * unrolled::kScales : 0, untouched);
+  const unrolled::RecurrentSizes sizes{c.R, B, D, c.I, c.H, P, blocks, plain, c.bptt, threads};
   const unrolled::Rows rows{start, length, c.step};
   T* const kept_or_null = given(kept, c.keep && blocks);
   kernels.recurrent_forward(
@@ -112,10 +115,10 @@ Outputs recurrent(const Kernels<T>& kernels, const RecurrentCase& c, int threads
   if (!c.keep) return out;
   out.add(h_prev), out.add(c_prev), out.add(kept), out.add(scales);
   const bool per_step = c.bptt > 0;
-  Buffer<T> dx(c.need_dx ? D * c.R * c.I : 0, 0), dh0(BP), dc0(memory ? BH : 0), dweight_ih(GH * c.I), dweight_hh(GH * P),
+  Buffer<T> dx(c.need_dx ? D * c.R * c.I : 0, untouched), dh0(BP), dc0(memory ? BH : 0), dweight_ih(GH * c.I), dweight_hh(GH * P),
       dbias_ih(GH), dbias_hh(GH), dweight_hr(weight_hr.size()), dnorm_ih(norm_ih.size()), dnorm_hh(norm_hh.size()),
-      dpeephole(peephole.size()), dnorm_c(norm_c.size()), dbias_c(bias_c.size()), dh(per_step ? c.R * DP : 0, 0),
-      dc(per_step && memory ? c.R * DH : 0, 0);
+      dpeephole(peephole.size()), dnorm_c(norm_c.size()), dbias_c(bias_c.size()), dh(per_step ? c.R * DP : 0, untouched),
+      dc(per_step && memory ? c.R * DH : 0, untouched);
   kernels.recurrent_backward(
       c.cell, {sizes, rows, dy, dh_last, given(dc_last, memory), x, weight_ih, weight_hh, options, h_prev,
                given(c_prev, memory), kept_or_null, given(scales, c.norm), h_last, given(c_last, memory),

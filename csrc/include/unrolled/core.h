@@ -26,6 +26,7 @@ struct RecurrentSizes {
   int64_t R, B, D, I, H;
   int64_t P;       // units of h: H without a projection
   int64_t blocks;  // of H numbers kept for each row and direction, see `kept`
+  bool plain;      // no option but bptt, and a pointwise cell: it runs fused, and keeps no more than the cell's own
   int64_t bptt;    // no gradient passes from step t + 1 to step t where this divides t; 0: it passes everywhere
   int threads;
 };

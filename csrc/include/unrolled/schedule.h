@@ -22,10 +22,11 @@ class Schedule {
 
   int64_t tasks() const { return tasks_; }
   int64_t per_direction() const { return groups_; }
+  int64_t largest() const { return largest_; }  // sequences of a task
   const Task& operator[](int64_t i) const { return task_[i]; }
 
  private:
-  int64_t groups_, tasks_;
+  int64_t groups_, tasks_, largest_ = 0;
   Task* task_;
   int64_t* sequence_;
 };

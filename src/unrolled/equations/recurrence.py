@@ -62,7 +62,7 @@ class RecurrenceGrads(NamedTuple):
     dweight_hh: Float[Tensor, "GH H"]
     dbias_ih: Float[Tensor, "GH"]
     dbias_hh: Float[Tensor, "GH"]
-    dstate: State  # each (N, H): the total derivative with respect to the state after each token
+    dstate: State  # each (N, H): the total derivative with respect to the state after each token, if wanted
 
 
 def cuts(bptt: int, t: int) -> bool:
@@ -132,18 +132,24 @@ def recurrence_forward(
     return by_token(h), state, RecurrenceSaved(x, before, state, kept, weight_ih, weight_hh, steps, cell, bptt)
 
 
-def recurrence_backward(dy: Float[Tensor, "N H"], dlast: State, saved: RecurrenceSaved) -> RecurrenceGrads:
-    """Back-propagation through time: only the gradient of the state travels, every weight gradient is one product."""
+def recurrence_backward(
+    dy: Float[Tensor, "N H"], dlast: State, saved: RecurrenceSaved, per_step: bool = True
+) -> RecurrenceGrads:
+    """Back-propagation through time: only the gradient of the state travels, every weight gradient is one product.
+
+    `per_step`: give the gradient of the state after each token too.
+    """
     x, before, state, kept, weight_ih, weight_hh, steps, cell, bptt = saved
     du = dy.new_zeros(len(x), len(weight_hh))
-    dv, dstate, dall = torch.zeros_like(du), dlast, tuple(torch.zeros_like(b) for b in before)
+    dv, dstate, dall = torch.zeros_like(du), dlast, tuple(torch.zeros_like(b) for b in before if per_step)
     for t, rows in reversed(list(enumerate(steps))):
         n = len(rows)
         dafter = dy[rows] + dstate[0][:n], *(d[:n] for d in dstate[1:])
         after, before_t = tuple(s[:n] for s in state), tuple(b[rows] for b in before)
         kept_t = tuple(k[rows] for k in kept)
-        for total, part in zip(dall, cell.total(dafter, after, kept_t), strict=True):
-            total[rows] = part
+        if per_step:
+            for total, part in zip(dall, cell.total(dafter, after, kept_t), strict=True):
+                total[rows] = part
         du[rows], dv[rows], dbefore = cell.backward(dafter, after, before_t, kept_t)
         dbefore = dbefore[0] + dv[rows] @ weight_hh, *dbefore[1:]  # (2)
         dbefore = tuple(torch.zeros_like(d) if cuts(bptt, t) else d for d in dbefore)

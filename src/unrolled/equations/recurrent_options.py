@@ -68,7 +68,7 @@ class StepGrads(NamedTuple):
     dp: Tensor  # of the bare products of (3) and (4), inside the layer norm
     left: tuple[Tensor, ...]  # what these multiply: g, and r * g in a cell that resets before
     dprojected: Tensor  # of h' in (5)
-    total: State  # to h_t, and to c_t as the cell gave it
+    total: State  # to h_t, and to c_t as the cell gave it, if wanted
 
 
 def step_forward(
@@ -104,7 +104,7 @@ def step_forward(
 
 
 def step_backward(
-    cell: Cell, dafter: State, saved: StepSaved, w: Weights, mask: Tensor | None, z: State
+    cell: Cell, dafter: State, saved: StepSaved, w: Weights, mask: Tensor | None, z: State, per_step: bool = True
 ) -> tuple[State, StepGrads, tuple[Tensor | None, ...]]:
     """The gradients of the state before, by token, and of the cell's own weights."""
     before, out, kept, norms = saved
@@ -116,7 +116,7 @@ def step_backward(
     if w.weight_hr is not None:
         dout = dprojected @ w.weight_hr, *dout[1:]  # (5)
     du, dv, dpath, *dcell = cell.backward(dout, out, before, kept, *_own(cell, w))
-    total = dafter[0], *cell.total(dout, out, kept, *_own(cell, w))[1:]
+    total = (dafter[0], *cell.total(dout, out, kept, *_own(cell, w))[1:]) if per_step else ()
     gain, gain_s = _cut(w.norm_hh, K)
     g = before[0] if mask is None else before[0] * mask  # (2)
     left: tuple[Tensor, ...] = (g,)
@@ -179,7 +179,9 @@ def options_forward(
     return y, state, OptionsSaved(x, trail, norm_x, w, steps, cell, mask, zoneout, bptt)
 
 
-def options_backward(dy: Float[Tensor, "N P"], dlast: State, saved: OptionsSaved) -> OptionsGrads:
+def options_backward(
+    dy: Float[Tensor, "N P"], dlast: State, saved: OptionsSaved, per_step: bool = True
+) -> OptionsGrads:
     x, trail, norm_x, w, steps, cell, mask, zoneout, bptt = saved
     tokens = all_rows(steps, x.device)
     dstate, parts, dcell = dlast, [], [None if p is None else torch.zeros_like(p) for p in _own(cell, w)]
@@ -187,7 +189,7 @@ def options_backward(dy: Float[Tensor, "N P"], dlast: State, saved: OptionsSaved
         n = len(rows)
         dafter = dy[rows] + dstate[0][:n], *(d[:n] for d in dstate[1:])
         own, own_mask = pytree.tree_map(lambda a, r=rows: a[r], trail), None if mask is None else mask[:n]
-        dbefore, grads, dw = step_backward(cell, dafter, own, w, own_mask, tuple(z[rows] for z in zoneout))
+        dbefore, grads, dw = step_backward(cell, dafter, own, w, own_mask, tuple(z[rows] for z in zoneout), per_step)
         dbefore = tuple(torch.zeros_like(d) if cuts(bptt, t) else d for d in dbefore)
         dstate = tuple(torch.cat([d, rest[n:]]) for d, rest in zip(dbefore, dstate, strict=True))
         dcell = [None if d is None or part is None else d + part for d, part in zip(dcell, dw, strict=True)]

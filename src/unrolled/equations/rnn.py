@@ -49,7 +49,7 @@ def rnn_relu_forward(u: Float[Tensor, "N H"], v: Float[Tensor, "N H"], h: Tensor
 
 def rnn_relu_backward(dafter: State, after: State, before: State, kept: State) -> tuple[Tensor, Tensor, State]:
     (dh,), (h,) = dafter, after
-    da = dh * (h > 0).to(dh.dtype)  # (3), (2)
+    da = torch.where(h > 0, dh, 0)  # (3), (2)
     return da, da, (torch.zeros_like(dh),)
 
 

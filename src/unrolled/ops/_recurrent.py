@@ -69,6 +69,16 @@ class Inputs(NamedTuple):
     step: int
 
     @property
+    def tensors(self) -> tuple[Any, ...]:
+        """From x to length."""
+        return self[1:19]
+
+    @property
+    def numbers(self) -> tuple[Any, ...]:
+        """From zoneout_h to step."""
+        return self[19:]
+
+    @property
     def weights(self) -> Weights:
         return Weights(*self[4:14])
 

@@ -52,7 +52,7 @@ def equation_forward(p: Inputs) -> tuple[Tensor, State, Saved]:
     return torch.cat(ys, 1), last, Saved(h_prev, c_prev, kept, scales, h_end, c_end)
 
 
-def equation_backward(dy: Tensor, dlast: Sequence[Tensor], p: Inputs, saved: Saved) -> Sequence[Tensor]:
+def equation_backward(dy: Tensor, dlast: Sequence[Tensor], p: Inputs, saved: Saved, per_step: bool) -> Sequence[Tensor]:
     """dx, dh0, dc0, the gradients of the weights, dh and dc of each step; an empty tensor for what there is not."""
     kind, grads, nothing = CELLS[p.cell], [], p.x.new_empty(0)
     for d in range(p.directions):
@@ -65,9 +65,8 @@ def equation_backward(dy: Tensor, dlast: Sequence[Tensor], p: Inputs, saved: Sav
         dy_d, dlast_d = dy.chunk(p.directions, 1)[d], tuple(s[d][order] for s in dlast)
         if p.plain:
             kept = kind.fields(*blocks)
-            g = recurrence_backward(
-                dy_d, dlast_d, RecurrenceSaved(p.x, before, last, kept, *w[:2], steps, kind.equation, p.bptt)
-            )
+            plain = RecurrenceSaved(p.x, before, last, kept, *w[:2], steps, kind.equation, p.bptt)
+            g = recurrence_backward(dy_d, dlast_d, plain, per_step)
             dweights = Weights(g.dweight_ih, g.dweight_hh, g.dbias_ih, g.dbias_hh)
             dx, dstate0, dstate = g.dx, g.dstate0, g.dstate
         else:
@@ -75,14 +74,14 @@ def equation_backward(dy: Tensor, dlast: Sequence[Tensor], p: Inputs, saved: Sav
             scales = () if p.norm_ih is None else torch.tensor_split(saved.scales, p.directions, 1)[d].chunk(SCALES, 1)
             trail, norm_x = _unflat(p, before, blocks, scales)
             own = OptionsSaved(p.x, trail, norm_x, w, steps, kind.equation, mask, _zoneout(p, d), p.bptt)
-            dx, dstate0, dweights, dstate = options_backward(dy_d, dlast_d, own)
+            dx, dstate0, dweights, dstate = options_backward(dy_d, dlast_d, own, per_step)
         grads.append((dx, tuple(s[back] for s in dstate0), dweights, dstate))
     dxs, dstates0, all_dweights, dstates = zip(*grads, strict=True)
     dfirst = [torch.stack(parts) for parts in zip(*dstates0, strict=True)]
     joined = [nothing if parts[0] is None else torch.cat(parts) for parts in zip(*all_dweights, strict=True)]
     joined[2:4] = [b if b.numel() else dy.new_zeros(len(p.weight_hh)) for b in joined[2:4]]
     every = [torch.cat(parts, 1) for parts in zip(*dstates, strict=True)]
-    return torch.stack(dxs).sum(0), *(*dfirst, nothing)[:2], *joined, *(*every, nothing)[:2]
+    return torch.stack(dxs).sum(0), *(*dfirst, nothing)[:2], *joined, *(*every, nothing, nothing)[:2]
 
 
 def _weights(p: Inputs, d: int) -> Weights:
@@ -94,7 +93,6 @@ def _zoneout(p: Inputs, d: int) -> State:
     """z of each token, for h and c."""
     if p.zoneout_h == 0 and p.zoneout_c == 0:
         return ()
-    assert p.h0 is not None or p.keys is not None
     widths = (p.weight_hh.shape[1], p.hidden)[: 1 + p.memory]
     rates = (p.zoneout_h, p.zoneout_c)
     if p.seed is None:

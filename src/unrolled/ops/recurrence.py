@@ -48,7 +48,10 @@ _records: ContextVar[list[Record] | None] = ContextVar("records", default=None)
 
 @contextmanager
 def record() -> Iterator[list[Record]]:
-    """Within, each recurrent layer that is to be differentiated adds a Record, in the order of the forward passes."""
+    """Within, each recurrent layer that is to be differentiated adds a Record, in the order of the forward passes.
+
+    Not compiled code, and not under `use("equations")`: there autograd differentiates, and no backward of ours runs.
+    """
     records: list[Record] = []
     token = _records.set(records)
     try:
@@ -179,10 +182,11 @@ def _forward_kernel(*args: Any) -> tuple[Tensor, ...]:
     nothing = p.x.new_empty(0)
     if not on_core(p.x, p.weight_ih, p.weight_hh):
         y, last, saved = equation_forward(p)
-        own = [s.clone() for s in saved] if need_saved else [nothing] * len(Saved._fields)  # outputs never alias them
+        saved = saved._replace(h_end=saved.h_end.clone(), c_end=saved.c_end.clone())  # outputs never alias what is kept
+        own = saved if need_saved else [nothing] * len(Saved._fields)
         return y, *(*last, nothing)[:2], *own
     *new, h_end, c_end = (p.x.new_empty(shape) for shape in _shapes(p, need_saved))
-    core.recurrent_forward(p.cell, *arrays(*p[1:19], *_present(new)), *p[19:], torch.get_num_threads())
+    core.recurrent_forward(p.cell, *arrays(*p.tensors, *_present(new)), *p.numbers, torch.get_num_threads())
     if need_saved:
         h_end.copy_(new[1])
         c_end.copy_(new[2])
@@ -207,17 +211,19 @@ def _backward_kernel(dy: Tensor, dh_last: Tensor, dc_last: Tensor, *args: Any) -
     p, saved, need_dx, need_dstate = Inputs(*args[:count]), Saved(*args[count:-2]), args[-2], args[-1]
     if not on_core(p.x, dy, p.weight_ih, p.weight_hh):
         dlast = (dh_last, dc_last)[: CELLS[p.cell].states]
-        grads = equation_backward(dy, dlast, p, saved)
+        grads = equation_backward(dy, dlast, p, saved, need_dstate)
         shapes = _backward_shapes(p, saved, need_dx, need_dstate)
         return tuple(g if shape != [0] else p.x.new_empty(0) for g, shape in zip(grads, shapes, strict=True))
     new = [p.x.new_empty(shape) for shape in _backward_shapes(p, saved, need_dx, need_dstate)]
     dx = p.x.new_empty(p.directions, *p.x.shape) if need_dx else None
-    given = (dy, dh_last, dc_last if p.memory else None, p.x, *p[4:6], *p[8:19])
+    own = p.weights
+    options = *own[4:], p.mask, p.seed, p.keys
+    given = (dy, dh_last, dc_last if p.memory else None, p.x, *own[:2], *options, p.start, p.length)  # no bias
     core.recurrent_backward(
-        p.cell, *arrays(*given, *_present(saved), dx, *_present(new[1:])), *p[19:], torch.get_num_threads()
+        p.cell, *arrays(*given, *_present(saved), dx, *_present(new[1:])), *p.numbers, torch.get_num_threads()
     )
     if dx is not None:
-        new[0] = dx[0].add_(dx[1]) if len(dx) == 2 else dx[0]
+        new[0] = dx[0] + dx[1] if len(dx) == 2 else dx[0]  # not in place: a view would hold on to both parts
     return tuple(new)
 
 

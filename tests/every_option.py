@@ -9,10 +9,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import unrolled
-from unrolled.equations.layer_norm import EPSILON
+from tolerances import NORMS as NORMS
 
 INPUT, HIDDEN = 3, 5
-NORMS = round(1 / EPSILON)  # a layer norm multiplies by up to its root: as if sums were this many times as long
 
 _COMMON: dict[str, Any] = {
     **{"num_layers": 2, "bidirectional": True, "dropout": 0.3, "learn_initial_state": True, "layer_norm": True},

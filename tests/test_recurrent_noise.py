@@ -13,14 +13,13 @@ from every_option import (
     EVERY,
     HIDDEN,
     INPUT,
-    NORMS,
     every_option,
     make,
     seeded,
     states,
     stirred,
 )
-from tolerances import DEVIATIONS, close, same_bits
+from tolerances import DEVIATIONS, NORMS, STATES, close, same_bits
 from unrolled import Ragged
 
 KINDS = list(EVERY)
@@ -122,7 +121,7 @@ def test_zoneout_of_h_and_of_c_have_their_own_rates(backend: str) -> None:
     for state, old, new, rate in ((h, h0, new_h, 0.2), (c, c0, new_c, 0.6)):
         kept = state == old
         assert abs(float(kept.double().mean()) - rate) <= DEVIATIONS * math.sqrt(rate * (1 - rate) / kept.numel())
-        close(state, torch.where(kept, old, new), HIDDEN)
+        close(state, torch.where(kept, old, new), STATES)
 
 
 @every_kind
@@ -147,14 +146,14 @@ def test_masks_follow_the_keys_and_neither_neighbours_nor_lengths(kind: str, bac
     y, *last = seeded(layer, x, lengths=LENGTHS, keys=keys)
     for b, length in enumerate(LENGTHS):
         alone, *own = seeded(layer, x[:length, b : b + 1], keys=keys[b : b + 1])
-        close(alone[:, 0], y[:length, b], 8 * HIDDEN * NORMS)
+        close(alone[:, 0], y[:length, b], STATES * NORMS)
         for found, reference in zip(own, last, strict=True):
-            close(found[:, 0], reference[:, b], 8 * HIDDEN * NORMS)
+            close(found[:, 0], reference[:, b], STATES * NORMS)
     order = torch.tensor([2, 0, 3, 1])
     ragged = Ragged.from_list([x[: LENGTHS[b], b] for b in order])
     found, *own = seeded(layer, ragged, keys=keys[order])
     for b, part in zip(order.tolist(), found.to_list(), strict=True):
-        close(part, y[: LENGTHS[b], b], 8 * HIDDEN * NORMS)
+        close(part, y[: LENGTHS[b], b], STATES * NORMS)
     one, two = (seeded(layer, x, keys=torch.tensor(k)) for k in ([0, 1, 2, 3], [0, 1, 2, 4]))
     by_index = seeded(layer, x)
     for found, reference, other in zip(one, by_index, two, strict=True):

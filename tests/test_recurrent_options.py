@@ -15,7 +15,6 @@ from every_option import (
     EVERY,
     HIDDEN,
     INPUT,
-    NORMS,
     gradients,
     listed,
     make,
@@ -26,7 +25,7 @@ from every_option import (
     stirred,
 )
 from peers import agree, ids
-from tolerances import close, same_bits
+from tolerances import GRADIENTS, NORMS, STATES, close, same_bits
 
 KINDS = list(EVERY)
 every_kind = pytest.mark.parametrize("kind", KINDS)
@@ -57,7 +56,7 @@ def by_hand(layer: Any, x: Tensor, *hx: Tensor) -> tuple[Tensor, ...]:
 def test_a_layer_against_one_step_after_the_other_in_plain_torch(options: dict[str, Any], backend: str) -> None:
     layer = stirred(make(**options)).eval()
     x = torch.randn(6, 4, INPUT, dtype=torch.float64)
-    terms = 4 * HIDDEN * (NORMS if layer.layer_norm else 1)
+    terms = GRADIENTS * (NORMS if layer.layer_norm else 1)
     agree(layer, copy.deepcopy(layer), packed_up, x, *listed(states(layer, 4)), other=by_hand, terms=terms)
 
 
@@ -83,12 +82,14 @@ def test_a_cell_step_by_step_is_the_layer(options: dict[str, Any], backend: str)
     for x_t in x:
         state = tuple(listed(cell(x_t, state if len(state) == 2 else state[0])))
     _, *last = packed_up(layer, x, *hx)
+    norms = NORMS if layer.layer_norm else 1
     for found, reference in zip(state, last, strict=True):
-        close(found, reference[0], HIDDEN * NORMS)
+        close(found, reference[0], STATES * norms)
     for found, reference in zip(gradients(cell, state), gradients(layer, tuple(last)), strict=True):
-        close(found, reference, 8 * HIDDEN * NORMS)
+        close(found, reference, GRADIENTS * norms)
     for name, value in options.items():
-        assert name == "kind" or f"{name}={value}" in repr(cell) or value is True
+        if name != "kind":
+            assert (f"{name}={value}" in repr(cell)) == ((name, value) != ("bias", True))
     one, other = cell(x[0]), copy.deepcopy(cell)(x[0])
     for found, reference in zip(listed(one), listed(other), strict=True):
         same_bits(found, reference)
@@ -178,8 +179,9 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     *((kind, {"zoneout": (0.1, 0.2)}, "zoneout must be a number in .*found .0.1, 0.2") for kind in ("RNN", "GRU")),
     ("LSTM", {"zoneout": (0.1, 1.0)}, r"a number or a pair \(of h, of c\) in \[0, 1\), found \(0.1, 1.0\)"),
     *((kind, {"recurrent_init": "zeros"}, _INIT + "'zeros'") for kind in KINDS),
-    *((kind, {"bptt": k}, f"a whole number of steps, .*found {k!r}") for kind in KINDS for k in (-1, 1.5, None)),
+    *((kind, {"bptt": k}, f"a whole number of steps .*found {k!r}") for kind in KINDS for k in (-1, 1.5, None, 2**63)),
     ("LSTM", {"forget_bias": 1.0, "bias": False}, "forget_bias=1.0 needs a bias, found bias=False"),
+    *(("LSTM", {"forget_bias": b}, f"a finite number or None, found {b!r}") for b in ("x", float("inf"))),
     ("GRU", {"reset": "never"}, _RESET + "'never'"),
     ("GRUCell", {"reset": "never"}, _RESET + "'never'"),
 ]
@@ -189,6 +191,16 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
 def test_wrong_options_are_refused(kind: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make(kind, **options)
+
+
+@every_kind
+@pytest.mark.parametrize("suffix", ["", "Cell"])
+def test_wrong_sizes_are_refused(suffix: str, kind: str) -> None:
+    made = getattr(unrolled.nn, kind + suffix)
+    with pytest.raises(ValueError, match="hidden_size must be at least 1, found 0"):
+        made(INPUT, 0)
+    with pytest.raises(ValueError, match="input_size must be at least 0, found -1"):
+        made(-1, HIDDEN)
 
 
 _OTHERS = {"RNN": ("peephole", "forget_bias", "reset"), "LSTM": ("reset",), "GRU": ("proj_size", "peephole")}

@@ -13,7 +13,6 @@ from every_option import (
     EVERY,
     HIDDEN,
     INPUT,
-    NORMS,
     every_option,
     gradients,
     listed,
@@ -26,7 +25,7 @@ from every_option import (
     total,
 )
 from peers import ids
-from tolerances import close, same_bits
+from tolerances import GRADIENTS, NORMS, STATES, close, same_bits
 from unrolled.ops.recurrence import record
 
 KINDS = list(EVERY)
@@ -43,10 +42,10 @@ def test_all_options_together_against_autograd(kind: str, backend: str) -> None:
         expected = seeded(layer, x, lengths=LENGTHS)
         expected_grads = gradients(layer, expected, x)
     for found, reference in zip(outputs, expected, strict=True):
-        close(found, reference, 8 * HIDDEN * NORMS)
+        close(found, reference, STATES * NORMS)
     for found, reference in zip(gradients(layer, outputs, x), expected_grads, strict=True):
         assert bool((reference != 0).any())
-        close(found, reference, 200 * HIDDEN * NORMS)
+        close(found, reference, GRADIENTS * NORMS)
 
 
 @every_kind
@@ -77,14 +76,14 @@ def test_the_reverse_direction_is_the_forward_one_on_the_sequence_turned_round(k
     y, *last = packed_up(both, x, *hx)
     turned, *own = packed_up(one, x.flip(0), *(s[1:] for s in hx))
     width = turned.shape[2]
-    close(y[..., width:], turned.flip(0), HIDDEN * NORMS)
+    close(y[..., width:], turned.flip(0), STATES * NORMS)
     for found, reference in zip(last, own, strict=True):
-        close(found[1:], reference, HIDDEN * NORMS)
+        close(found[1:], reference, STATES * NORMS)
     names = [n for n in one.state_dict() if "_l0" in n]
     there = torch.autograd.grad(turned.pow(2).sum(), [one.get_parameter(n) for n in names])
     here = torch.autograd.grad(y[..., width:].pow(2).sum(), [both.get_parameter(n + "_reverse") for n in names])
     for found, reference in zip(here, there, strict=True):
-        close(found, reference, 20 * HIDDEN * NORMS)
+        close(found, reference, GRADIENTS * NORMS)
 
 
 @every_kind
@@ -110,9 +109,9 @@ def test_a_stream_of_chunks_is_the_whole_sequence(k: int, kind: str, backend: st
         part, new = chunked(x[start : start + step], state if kind == "LSTM" else state[0], lengths=own)
         state = tuple(listed(new))
         ys.append(part)
-    close(torch.cat(ys), y, 8 * HIDDEN * NORMS)
+    close(torch.cat(ys), y, STATES * NORMS)
     for found, reference in zip(state, listed(last), strict=True):
-        close(found, reference, 8 * HIDDEN * NORMS)
+        close(found, reference, STATES * NORMS)
     names = [n for n in whole.state_dict() if not n.startswith("initial")]
     grads = []
     for layer, initial, outputs in (
@@ -122,7 +121,7 @@ def test_a_stream_of_chunks_is_the_whole_sequence(k: int, kind: str, backend: st
         loss = sum((factor * part.pow(2).sum() for factor, part in enumerate(outputs, 1)), torch.zeros(()))
         grads.append(torch.autograd.grad(loss, [*initial, *(layer.get_parameter(n) for n in names)]))
     for found, reference in zip(*grads, strict=True):
-        close(found, reference, 100 * HIDDEN * NORMS)
+        close(found, reference, GRADIENTS * NORMS)
 
 
 @every_kind
@@ -138,7 +137,7 @@ def test_learned_initial_states_stand_for_hx(kind: str, backend: str) -> None:
         same_bits(found, reference)
     own = torch.autograd.grad(total(learned), [layer.get_parameter(n) for n in names])
     for found, reference in zip(own, torch.autograd.grad(total(explicit), given), strict=True):
-        close(found, reference.sum(1), 4 * NORMS)
+        close(found, reference.sum(1), GRADIENTS * NORMS)
 
 
 def packed_up_with_lengths(layer: Any, x: Tensor, hx: list[Tensor]) -> tuple[Tensor, ...]:
@@ -184,6 +183,7 @@ def test_a_record_has_the_gates_and_the_derivative_of_every_state(options: dict[
     with record() as records:
         y, *last = packed_up(layer, x, *hx)
     (own,) = records
+    norms = NORMS if layer.layer_norm else 1
     assert set(own.gates) >= set(GATES[options["kind"]])
     assert own.gradients == {}
     total((y, *last)).backward()
@@ -199,10 +199,10 @@ def test_a_record_has_the_gates_and_the_derivative_of_every_state(options: dict[
         expected = [torch.stack(torch.autograd.grad(loss, s, retain_graph=True)) for s in (steps.h, steps.cell) if s]
         assert found[0].shape[2] == width
         for grad, reference in zip(found, expected, strict=True):
-            close(grad.flip(0) if d else grad, reference, 20 * HIDDEN * NORMS)
+            close(grad.flip(0) if d else grad, reference, GRADIENTS * norms)
         for name in GATES[options["kind"]]:
             values = own.gates[name].view(T, B, D, HIDDEN)[:, :, d]
-            close(values.flip(0) if d else values, torch.stack([g[name] for g in steps.gates]), HIDDEN * NORMS)
+            close(values.flip(0) if d else values, torch.stack([g[name] for g in steps.gates]), STATES * norms)
 
 
 def test_records_come_layer_by_layer_and_only_within(backend: str) -> None:

@@ -11,12 +11,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unrolled.equations.layer_norm import EPSILON
 from unrolled.verify.judges import FINITE_BOUND as FINITE_BOUND
 from unrolled.verify.judges import bound as bound
 from unrolled.verify.judges import relative_error
 
 # torch.autograd.gradcheck at torch's own settings, in float64: step 1e-6, and a gradient may differ by 1e-5 + 1e-3 |g|.
 GRADCHECK: dict[str, Any] = {"eps": 1e-6, "atol": 1e-5, "rtol": 1e-3}
+
+# Recurrent layers of the tests, as a number of terms for `bound`: at most 7 steps in 2 layers, 10 inputs and 5 units, 5
+# sequences. A rounding at one step reaches all later ones, so a state is one sum over the whole walk, and a gradient
+# one over the walk there and back and over all tokens.
+STATES = 7 * 2 * (10 + 5)
+GRADIENTS = 2 * STATES + 7 * 5
+# With a layer norm so many times as long: it multiplies what it is given, its rounding too, by up to the root of this.
+NORMS = round(1 / EPSILON)
+
+# The same in half precision: products are summed in float32 and rounded once, and the roundings of the few steps partly
+# cancel. Over 30 seeds states err by 2 eps at most and gradients by 2 eps in the median; allowed are 4 and 8 eps, in
+# bfloat16 3 % and 6 %: an error of 10 % must be refused.
+HALF_STATES = 1
+HALF_GRADIENTS = 4
+HALF_REFUSED = 1.1
 
 # A rate measured over n draws lies within 5 standard deviations of its expectation, except once in 1.7 million runs.
 DEVIATIONS = 5.0

@@ -13,6 +13,15 @@ from unrolled.ops.recurrence import CELLS
 _CONSTANT = {"norm_ih": 1, "norm_hh": 1, "norm_c": 1, "bias_c": 0, "initial_state": 0, "initial_memory": 0}
 
 
+def check_sizes(input_size: int, **at_least_one: int) -> None:
+    """Errors: ValueError for a negative input_size, and for another size below 1."""
+    for name, size in at_least_one.items():
+        if size < 1:
+            raise ValueError(f"{name} must be at least 1, found {size}")
+    if input_size < 0:
+        raise ValueError(f"input_size must be at least 0, found {input_size}")
+
+
 def shapes(
     cell: str, input_size: int, hidden_size: int, proj_size: int, bias: bool, layer_norm: bool, peephole: bool
 ) -> dict[str, tuple[int, ...]]:
@@ -50,7 +59,7 @@ def initialise(
     two forget biases, all of it in bias_ih.
     """
     named = [(name.rsplit("_l", 1)[0], parameter) for name, parameter in parameters]
-    bound = 1 / math.sqrt(hidden_size) if hidden_size else 0
+    bound = 1 / math.sqrt(hidden_size)
     for name, parameter in sorted(named, key=lambda pair: pair[0] == "peephole"):  # torch's are drawn as without it
         if name in _CONSTANT:
             nn.init.constant_(parameter, _CONSTANT[name])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from unrolled.nn._forms import Batch, read
-from unrolled.nn._initial import initialise, shapes
+from unrolled.nn._initial import check_sizes, initialise, shapes
 from unrolled.ops.dropout import dropout
 from unrolled.ops.recurrence import CELLS, Weights, Zoneout, recurrence
 from unrolled.ragged import Lengths, check_keys
@@ -82,13 +83,9 @@ class Recurrent(nn.Module):
         self.reset_parameters()
 
     def _check(self) -> None:
-        for name, size in (("hidden_size", self.hidden_size), ("num_layers", self.num_layers)):
-            if size < 1:
-                raise ValueError(f"{name} must be at least 1, found {size}")
-        if self.input_size < 0 or not 0 <= self.dropout <= 1:
-            raise ValueError(
-                f"input_size must be >= 0 and dropout lie in [0, 1], found {self.input_size}, {self.dropout}"
-            )
+        check_sizes(self.input_size, hidden_size=self.hidden_size, num_layers=self.num_layers)
+        if not 0 <= self.dropout <= 1:
+            raise ValueError(f"dropout must lie in [0, 1], found {self.dropout}")
         if self.dropout > 0 and self.num_layers == 1:
             raise ValueError(
                 "dropout lies between layers and does nothing with num_layers=1; use nn.Dropout on the output, or "
@@ -107,10 +104,12 @@ class Recurrent(nn.Module):
             raise ValueError(f"zoneout must be {kind} in [0, 1), found {self.zoneout!r}")
         if self.recurrent_init not in ("uniform", "orthogonal"):
             raise ValueError(f'recurrent_init must be "uniform" or "orthogonal", found {self.recurrent_init!r}')
+        if not (self.forget_bias is None or (isinstance(self.forget_bias, int | float) and isfinite(self.forget_bias))):
+            raise ValueError(f"forget_bias must be a finite number or None, found {self.forget_bias!r}")
         if self.forget_bias is not None and not self.bias:
             raise ValueError(f"forget_bias={self.forget_bias} needs a bias, found bias=False")
-        if not isinstance(self.bptt, int) or self.bptt < 0:
-            raise ValueError(f"bptt must be a whole number of steps, 0 for all of them; found {self.bptt!r}")
+        if not isinstance(self.bptt, int) or not 0 <= self.bptt < 2**63:
+            raise ValueError(f"bptt must be a whole number of steps below 2**63, 0 for all; found {self.bptt!r}")
 
     @property
     def num_directions(self) -> int:

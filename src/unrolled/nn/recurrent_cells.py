@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from unrolled.nn._initial import initialise, shapes
+from unrolled.nn._initial import check_sizes, initialise, shapes
 from unrolled.nn._recurrent import State
 from unrolled.nn.recurrent import gru_cell
 from unrolled.ops.recurrence import CELLS, Weights, recurrence
@@ -36,6 +36,7 @@ class _RecurrentCell(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
+        check_sizes(input_size, hidden_size=hidden_size)
         self.input_size, self.hidden_size = input_size, hidden_size
         self.bias, self._given = options["bias"], options
         extra = options.get("layer_norm", False), options.get("peephole", False)

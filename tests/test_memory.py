@@ -18,6 +18,7 @@ from unrolled.data.values import DataError
 from unrolled.ragged import Ragged
 from unrolled.run import load, train
 from unrolled.tasks import task_class
+from unrolled.tasks.batches import TOKENS
 from unrolled.tasks.memory import MemoryTask, adding, copying
 
 
@@ -147,6 +148,22 @@ def test_scores_of_copying_by_hand() -> None:
     right = task.metrics(Says(lambda _: 100.0 * nn.functional.one_hot(next(answers), 10)), examples, batch_size=7)
     assert right["accuracy"] == 1
     assert right["loss"] == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("problem", ["adding", "copying"])
+def test_long_sequences_are_scored_few_at_a_time(problem: str) -> None:
+    task, tokens = prepare(problem), []
+
+    def answer(inputs: Ragged) -> Tensor:
+        tokens.append(inputs.lengths.tolist())
+        return torch.zeros(len(inputs), 1) if problem == "adding" else torch.zeros(len(inputs.values), 10)
+
+    extra = 0 if problem == "adding" else 20
+    fits, beyond = TOKENS // 3 - extra, TOKENS + 1
+    examples = [e for length in (fits, fits, fits, fits, beyond, 8) for e in task.examples(str(length))[:1]]
+    assert task.metrics(Says(answer), examples)["examples"] == 6
+    long, longest = fits + extra, beyond + extra
+    assert tokens == [[long] * 3, [long], [longest], [8 + extra]]
 
 
 @pytest.mark.parametrize("problem", ["adding", "copying"])

@@ -71,7 +71,9 @@ def predict(
     from unrolled.run import load
 
     model = load(run)
-    model.predict([])  # a task that predicts nothing says so before anything is read
+    if not model.task.predicts:
+        how = model.task.use.format(run="RUN")
+        raise ValueError(f"a run of the task {model.config.task} predicts nothing: score it with unrolled {how}")
     if file == "-" and sys.stdin.isatty():
         print("reading lines from the terminal until Ctrl-D", file=sys.stderr)
     source, content = ("<stdin>", sys.stdin.buffer.read()) if file == "-" else (file, None)

@@ -23,6 +23,7 @@ from unrolled.models import SequenceClassifier
 from unrolled.nn import CrossEntropyLoss
 from unrolled.ragged import Ragged
 from unrolled.tasks import metrics
+from unrolled.tasks.batches import batches
 
 
 class Example(NamedTuple):
@@ -52,6 +53,7 @@ class ClassifyTask:
     """
 
     use: ClassVar[str] = "predict {run} FILE"  # what to do with a trained one
+    predicts: ClassVar[bool] = True
 
     def __init__(self, config: Config, encoder: Tokenizer | Scaler, labels: Sequence[str]) -> None:
         self.config, self.encoder, self.labels = config, encoder, list(labels)
@@ -207,8 +209,8 @@ class ClassifyTask:
         device, training = next(model.parameters()).device, model.training
         model.eval()
         parts = [torch.empty(0, len(self.labels))]
-        for i in range(0, len(examples), batch_size):
-            batch = self.collate(examples[i : i + batch_size]).to(device)
+        for part in batches(examples, self.num_tokens, batch_size):
+            batch = self.collate(part).to(device)
             parts.append(model(batch.inputs).float().cpu())
         model.train(training)
         return torch.cat(parts)

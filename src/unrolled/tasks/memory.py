@@ -20,6 +20,7 @@ from unrolled.models import SequenceClassifier
 from unrolled.nn import CrossEntropyLoss, MSELoss
 from unrolled.ragged import Ragged
 from unrolled.sections import MOST
+from unrolled.tasks.batches import batches
 
 DIGITS = 10  # to be copied, each one of 1 ... 8
 DELIMITER = 9
@@ -81,6 +82,7 @@ class MemoryTask:
     """The adding problem or copying memory. `splits` holds "train", "valid" and "test", after `load` nothing."""
 
     use: ClassVar[str] = "evaluate {run} LENGTH"  # what to do with a trained one
+    predicts: ClassVar[bool] = False
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -145,8 +147,8 @@ class MemoryTask:
         device, training = next(model.parameters()).device, model.training
         model.eval()
         loss, baseline, right, count, answers = 0.0, 0.0, 0, 0, 0
-        for i in range(0, len(examples), batch_size):
-            batch = self.collate(examples[i : i + batch_size]).to(device)
+        for part in batches(examples, self.num_tokens, batch_size):
+            batch = self.collate(part).to(device)
             output, targets = model(batch.inputs), batch.targets
             loss, count = loss + self._loss(output, targets).item(), count + len(targets)
             if self._adding:

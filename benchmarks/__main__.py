@@ -1,4 +1,4 @@
-"""`python -m benchmarks recurrent` measures, prints tables and stores everything as JSON under benchmarks/results."""
+"""`python -m benchmarks NAME` measures, prints and stores everything as JSON under benchmarks/results."""
 
 from __future__ import annotations
 
@@ -12,37 +12,68 @@ from typing import Any
 
 from benchmarks import peers
 
-NAMES = ("recurrent",)
 KEEP_PAGES = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "4294967296"}
 ALLOCATORS = {"default": {}, "keeps its pages": KEEP_PAGES}
+RESULTS = Path(__file__).parent / "results"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("name", choices=NAMES)
-    parser.add_argument("--only", default="", metavar="TEXT", help='cases whose name holds it, as "GRU T100 "')
-    parser.add_argument("--peers", default="", metavar="NAMES", help=f"of {','.join(peers.PACKAGES)}: besides torch")
-    parser.add_argument("--repeats", type=int, default=15, help="timings of each side, interleaved (at least 10)")
-    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="for every side alike")
-    parser.add_argument(
-        "--output", type=Path, help="the JSON file (default: benchmarks/results/NAME.json; with --only: none)"
-    )
-    parser.add_argument("--one-process", choices=ALLOCATORS, help=argparse.SUPPRESS)  # prints its rows as JSON
+    names = parser.add_subparsers(dest="name", required=True, metavar="NAME")
+    recurrent = names.add_parser("recurrent", help="the recurrent layers beside torch.nn's and others")
+    recurrent.add_argument("--only", default="", metavar="TEXT", help='cases whose name holds it, as "GRU T100 "')
+    recurrent.add_argument("--peers", default="", metavar="NAMES", help=f"of {','.join(peers.PACKAGES)}: besides torch")
+    recurrent.add_argument("--repeats", type=int, default=15, help="timings of each side, interleaved (at least 10)")
+    recurrent.add_argument("--one-process", choices=ALLOCATORS, help=argparse.SUPPRESS)  # prints its rows as JSON
+    epochs = names.add_parser("epochs", help="epochs of a classifier beside the same on torch.nn's packed layer")
+    epochs.add_argument("files", type=Path, nargs="+", metavar="FILE", help="lines label<TAB>text")
+    epochs.add_argument("--epochs", type=int, default=5)
+    for name in (recurrent, epochs):
+        name.add_argument("--threads", type=int, default=os.cpu_count(), help="for every side alike")
+        name.add_argument("--output", type=Path, help="default: benchmarks/results/NAME.json; with --only: none")
     options = parser.parse_args()
+    if options.name == "recurrent":
+        check(options, recurrent)
+        if options.one_process:
+            json.dump(measure(options), sys.stdout)
+            return 0
+    from unrolled.files import write_json
+
+    output = options.output
+    if output is None and not getattr(options, "only", ""):
+        output = RESULTS / f"{options.name}.json"
+    if output:
+        output.parent.mkdir(parents=True, exist_ok=True)  # now: an hour later is late for an error
+    if options.name == "epochs":
+        from benchmarks.epochs import measure as measure_epochs
+
+        result = measure_epochs(options)
+    else:
+        result = both_allocators(options)
+    if output:
+        write_json(output, result)
+        print(f"stored in {output}", file=sys.stderr)
+    return 0
+
+
+def check(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """Ends the program, in words, where there is nothing to measure."""
     if options.repeats < 10:
         parser.error(f"--repeats must be at least 10, found {options.repeats}")
-    asked = [peer for peer in options.peers.split(",") if peer]
-    if trouble := peers.missing(asked):
+    options.peers = [peer for peer in options.peers.split(",") if peer]
+    if trouble := peers.missing(options.peers):
         parser.error(trouble)
-    if options.one_process:
-        json.dump(measure(options, asked), sys.stdout)
-        return 0
+    if not options.one_process and not plan(options, options.peers):
+        every = "\n".join(plan(options, options.peers, everything=True))
+        parser.error(f"no case holds {options.only!r}; they are:\n{every}")
+
+
+def both_allocators(options: argparse.Namespace) -> dict[str, Any]:
+    """The rows, each allocator in a process of its own; prints their tables."""
     from benchmarks.harness import MEANING, machine
     from benchmarks.recurrent import linear
     from benchmarks.table import show
 
-    if not plan(options, asked):
-        parser.error(f"no case holds {options.only!r}; they are:\n" + "\n".join(plan(options, asked, everything=True)))
     result: dict[str, Any] = {"benchmark": options.name, "machine": machine(options.threads)}
     result |= {"only": options.only, "repeats": options.repeats, "meaning": MEANING, "ceiling_gflops": {}}
     result |= {"time_10000_over_1000_over_10": {}, "rows": []}
@@ -50,20 +81,13 @@ def main() -> int:
         command = [sys.executable, "-m", "benchmarks", *sys.argv[1:], "--one-process", allocator]
         done = subprocess.run(command, env={**os.environ, **environment}, stdout=subprocess.PIPE, check=False)
         if done.returncode:
-            return done.returncode
+            sys.exit(done.returncode)
         one = json.loads(done.stdout)
         result["ceiling_gflops"][allocator] = one["ceiling_gflops"]
         result["time_10000_over_1000_over_10"][allocator] = linear(one["rows"])
         result["rows"] += [{"allocator": allocator, **row} for row in one["rows"]]
     show(result)
-    output = options.output
-    if output is None and not options.only:
-        output = Path(__file__).parent / "results" / f"{options.name}.json"
-    if output:
-        output.parent.mkdir(exist_ok=True)
-        output.write_text(json.dumps(result, indent=1) + "\n")
-        print(f"stored in {output}", file=sys.stderr)
-    return 0
+    return result
 
 
 def plan(options: argparse.Namespace, asked: list[str], *, everything: bool = False) -> dict[str, Any]:
@@ -75,7 +99,7 @@ def plan(options: argparse.Namespace, asked: list[str], *, everything: bool = Fa
     return {case: call for case, call in found.items() if everything or options.only in case}
 
 
-def measure(options: argparse.Namespace, asked: list[str]) -> dict[str, Any]:
+def measure(options: argparse.Namespace) -> dict[str, Any]:
     os.environ["NPROC"] = str(options.threads)  # XLA reads it once
     import torch
 
@@ -83,7 +107,7 @@ def measure(options: argparse.Namespace, asked: list[str]) -> dict[str, Any]:
 
     torch.set_num_threads(options.threads)
     rows = []
-    for case, call in plan(options, asked).items():
+    for case, call in plan(options, options.peers).items():
         print(f"{case} (allocator: {options.one_process})", file=sys.stderr)
         torch.manual_seed(0)
         rows += call()

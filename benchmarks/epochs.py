@@ -1,4 +1,4 @@
-"""`python -m benchmarks.epochs FILE...`: time per epoch of a classifier, beside the same on torch.nn's packed layer.
+"""`python -m benchmarks epochs FILE...`: time per epoch of a classifier, beside the same on torch.nn's packed layer.
 
 Each file holds lines label<TAB>text. Both sides begin with the same weights and see the same batches in the same order;
 the accuracy is that on the test part after the last epoch. Epochs alternate between the sides.
@@ -7,9 +7,7 @@ the accuracy is that on the test part after the last epoch. Epochs alternate bet
 from __future__ import annotations
 
 import argparse
-import json
 import random
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -84,26 +82,15 @@ def compare(file: Path, cell: str, epochs: int, threads: int) -> dict[str, Any]:
     return row | {"seconds": seconds, "ratio_median": sorted(ratios)[len(ratios) // 2], "test_accuracy": accuracy}
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.epochs", description=__doc__)
-    parser.add_argument("files", type=Path, nargs="+", metavar="FILE")
-    parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "epochs.json")
-    options = parser.parse_args()
+def measure(options: argparse.Namespace) -> dict[str, Any]:
     rows = []
     for file in options.files:
         for cell in CELLS:
-            rows.append(compare(file, cell, options.epochs, options.threads))
-            row = rows[-1]
+            row = compare(file, cell, options.epochs, options.threads)
             times = "  ".join(
                 f"{name} {min(s):.2f} / {sorted(s)[len(s) // 2]:.2f} s" for name, s in row["seconds"].items()
             )
             scores = ", ".join(f"{name} {score:.3f}" for name, score in row["test_accuracy"].items())
             print(f"{row['file']:>22} {cell:>4}: {times}, {row['ratio_median']:.2f}x, accuracy {scores}", flush=True)
-    options.output.write_text(json.dumps({"machine": machine(options.threads), "rows": rows}, indent=1) + "\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+            rows.append(row)
+    return {"benchmark": options.name, "machine": machine(options.threads), "rows": rows}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import io
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,20 @@ def test_only_chooses_cases_by_a_part_of_their_name() -> None:
     assert cases("no such case", []) == []
 
 
+def test_epochs_are_stored_in_a_folder_made_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = tmp_path / "words.txt"
+    words.write_text("".join(f"{label}\t{label} {i} words\n" for i in range(20) for label in ("good", "bad")))
+    output = tmp_path / "a" / "b" / "epochs.json"
+    line = ["benchmarks", "epochs", str(words), "--epochs", "1", "--threads", "1", "--output", str(output)]
+    monkeypatch.setattr(sys, "argv", line)
+    assert command.main() == 0
+    stored = json.loads(output.read_text())
+    assert [r["cell"] for r in stored["rows"]] == ["rnn", "lstm", "gru"]
+    for one in stored["rows"]:
+        assert {len(seconds) for seconds in one["seconds"].values()} == {1}
+        assert len(set(one["test_accuracy"].values())) == 1, "the same model on both sides"
+
+
 def test_a_missing_peer_is_named_with_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda package: None if package != "jax" else object())
     assert peers.missing(["jax"]) is None
@@ -120,7 +135,7 @@ def test_a_missing_peer_is_named_with_what_installs_it(monkeypatch: pytest.Monke
 def test_a_race_calls_its_sides_in_turn() -> None:
     calls: list[str] = []
     taken = harness.race({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, 10)
-    assert calls == ["a", "b"] * 12  # two rounds to warm up
+    assert calls == ["a", "b"] * 2 + ["a", "a", "b", "b"] * 10  # two rounds to warm up; of two calls the second counts
     assert all(0 <= t["min_ms"] <= t["median_ms"] for t in taken.values())
 
 
@@ -136,7 +151,10 @@ def test_a_slow_side_is_called_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_peak_memory_sees_what_a_step_frees_again() -> None:
     peak = harness.peak_memory(lambda: torch.ones(10_000_000).sum())
-    assert peak is None or 39 < peak < 60
+    if peak is None:
+        assert sys.platform != "linux"
+    else:
+        assert 39 < peak < 60
 
 
 def test_what_is_wrong_is_not_timed() -> None:

@@ -44,11 +44,12 @@ def equation_forward(p: Inputs) -> tuple[Tensor, State, Saved]:
     ys, lasts, befores, kepts, all_scales = zip(*outputs, strict=True)
     last = tuple(torch.stack(parts) for parts in zip(*lasts, strict=True))
     before = tuple(torch.cat(parts, 1) for parts in zip(*befores, strict=True))
-    nothing = p.x.new_empty(0)
     kept, scales = (
-        torch.cat([part for own in parts for part in own], 1) if parts[0] else nothing for parts in (kepts, all_scales)
+        torch.cat([part for own in parts for part in own], 1) if parts[0] else p.x.new_empty(0)
+        for parts in (kepts, all_scales)
     )
-    h_prev, c_prev, h_end, c_end = *(*before, nothing)[:2], *(*last, nothing)[:2]
+    h_prev, c_prev = (*before, p.x.new_empty(0))[:2]
+    h_end, c_end = (*last, p.x.new_empty(0))[:2]
     return torch.cat(ys, 1), last, Saved(h_prev, c_prev, kept, scales, h_end, c_end)
 
 

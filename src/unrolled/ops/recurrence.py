@@ -81,7 +81,7 @@ def recurrence(
     """
     x, *states = full_precision(x, *state0)
     mask = mask if mask is None else mask.to(x.dtype)
-    one_kind(cell, x, *states, *weights, mask)
+    one_kind("recurrence", x, *states, *weights, mask)
     h0, c0 = (*states, None)[:2]
     z = zoneout or Zoneout(0.0, 0.0, None, rows.start, 0)
     seed, keys = (z.seed, z.keys) if zoneout else (None, None)

@@ -100,7 +100,7 @@ OPTIONS: dict[str, list[Option]] = {
     "rnn": _recurrent(SIZES, nonlinearity=["tanh", "relu"]),
     "lstm": [
         *_recurrent(SMALL),
-        *({"proj_size": 2, "hidden_size": 3, "directions": d, "lengths": n} for d, n in ((1, (2, 3)), (2, (1, 4)))),
+        *({"proj_size": 1, "hidden_size": 2, "directions": d, "lengths": n} for d, n in ((1, (2, 3)), (2, (1, 4)))),
     ],
     "gru": _recurrent(SMALL),
     "linear": [

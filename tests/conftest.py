@@ -64,3 +64,11 @@ def _repeatable() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """Without the check of shapes at run time, where it would take most of the time."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)

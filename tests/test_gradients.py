@@ -13,7 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from cases import CASES, CELL_OPTIONS, EQUATION_CASES, FINITE_CASES, LARGE_CASES, OPTION_CASES, PEER_CASES, Case
+from cases import (
+    CASES,
+    CELL_OPTIONS,
+    EQUATION_CASES,
+    FINITE_CASES,
+    LARGE_CASES,
+    OPTION_CASES,
+    OPTION_TEETH_CASES,
+    PEER_CASES,
+    Case,
+)
 from conftest import BACKENDS, VARIANTS, on
 from draws import DRAWS
 from tolerances import GRADCHECK, bound
@@ -63,14 +73,14 @@ def plain_steps(inputs: dict[str, Any]) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("case", [case for case in FINITE_CASES if case.name in OPERATORS], ids=str)
-def test_finite_differences_of_the_operator(case: Case, backend: str) -> None:
+def test_finite_differences_of_the_operator(case: Case, backend: str, unchecked: None) -> None:
     """With options along random directions of all inputs: there are many, and their equations are judged in full."""
     function, values = of_tensors(case.operator.operator, case.inputs())
-    torch.autograd.gradcheck(function, values, fast_mode=case in OPTION_CASES, **GRADCHECK)
+    torch.autograd.gradcheck(function, values, fast_mode=case in OPTION_CASES + OPTION_TEETH_CASES, **GRADCHECK)
 
 
 @pytest.mark.parametrize("case", [case for case in EQUATION_CASES if case in FINITE_CASES], ids=str)
-def test_finite_differences_of_the_equation(case: Case) -> None:
+def test_finite_differences_of_the_equation(case: Case, unchecked: None) -> None:
     pair = as_function(case.operator.forward, case.operator.backward)
     function, values = of_tensors(pair, case.operator.to_equation(case.inputs()))
     torch.autograd.gradcheck(function, values, **GRADCHECK)
@@ -103,9 +113,12 @@ def test_gradients_per_step_against_independent_autograd(case: Case) -> None:
     expected = plain_steps(inputs)
     limit, floor = bound(torch.float64, case.operator.length(inputs)), case.operator.cancels(inputs)
     for backend in BACKENDS:
-        with on(backend), record() as records:
-            autograd(case.operator.operator, inputs)
+        with on(backend):
+            unrecorded = autograd(case.operator.operator, inputs)
+            with record() as records:
+                recorded = autograd(case.operator.operator, inputs)
         (layer,) = records
+        assert compare(recorded, unrecorded, floor) <= limit, backend
         assert compare(({}, layer.gradients), ({}, expected), floor) <= limit, backend
 
 

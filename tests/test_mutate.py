@@ -74,7 +74,7 @@ def test_cpp(tmp_path: Path) -> None:
     numbered = dict(enumerate(mutants(cpp_regions(texts), texts), 1))
     assert not any("forward" in m.line for m in numbered.values())
     (tmp_path / "switches.h").write_text(switches() + "int unrolled_mutant = 0;")
-    (tmp_path / "toy.cpp").write_text(switched(CPP, numbered))
+    (tmp_path / "toy.cpp").write_text(switched(CPP, numbered)[0])
     command = ["c++", "-std=c++17", "-w", "-fPIC", "-shared", "-include", "switches.h", "-o", "toy.so", "toy.cpp"]
     subprocess.run(command, cwd=tmp_path, check=True)
     toy = ctypes.CDLL(str(tmp_path / "toy.so"))

@@ -13,7 +13,7 @@ from pathlib import Path
 from .core import Core, environment
 from .judge import Judge, seconds
 from .questions import questions
-from .run import ROOT, accepted, all_mutants, changes, complaints, outcomes, stale, switch, table
+from .run import ROOT, accepted, all_mutants, asked, changes, complaints, outcomes, stale, switch, table
 
 
 def main() -> int:
@@ -25,14 +25,16 @@ def main() -> int:
     found, texts = all_mutants(given.files)
     known = accepted()
     judge = Judge(questions())
-    print(f"{len(found)} mutants, {len(judge.questions)} questions, answered in {seconds(judge):.1f} s", flush=True)
+    took = seconds(judge, lambda: None, asked("equations", judge.questions))
+    print(f"{len(found)} mutants, {len(judge.questions)} questions, answered in {took:.1f} s", flush=True)
     results = []
     with tempfile.TemporaryDirectory() as work:
         core = Core(ROOT, Path(work))
         changed = changes(found, texts, core, given.jobs)
         print(f"{len(changed)} of them are valid programs", flush=True)
         if core.module.exists():
-            print(f"by the core in {seconds(judge, partial(switch, core.module, 0), True):.1f} s", flush=True)
+            took = seconds(judge, partial(switch, core.module, 0), asked("csrc/", judge.questions))
+            print(f"by the core in {took:.1f} s", flush=True)
         for result in outcomes(changed, judge, given.jobs):
             results.append(result)
             if len(results) % 200 == 0:

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from .source import OTHER, Mutant
 
@@ -49,6 +49,19 @@ template <class A, class B> A& operator%(op)s(A& a, const P%(i)s<B>& p) {
 }
 """
 
+# In the place of parallel.cpp: on one thread, the last part first, so that each must do its own work and no more; in as
+# many parts as threads are allowed, however small the work.
+_PARALLEL = """
+#include "unrolled/parallel.h"
+extern "C" __attribute__((visibility("default"))) int unrolled_mutant = 0;
+namespace unrolled {
+void parallel_for(int, int64_t n, Body body, void* context) {
+  while (n > 0) body(context, --n);
+}
+int useful_threads(int threads, double) { return threads; }
+}
+"""
+
 
 def switches() -> str:
     text = _SWITCHES
@@ -60,31 +73,44 @@ def switches() -> str:
     return text + "}\n"
 
 
-def switched(text: str, mutants: dict[int, Mutant]) -> str:
-    """The text of a file with these mutants in it, on the lines where they were."""
+class Span(NamedTuple):
+    """Where in the switched text some mutants stand."""
+
+    row: int
+    first: int
+    last: int
+    numbers: tuple[int, ...]
+
+
+def switched(text: str, mutants: dict[int, Mutant]) -> tuple[str, list[Span]]:
+    """The text of a file with these mutants in it, on the rows where they were."""
     tokens: dict[tuple[int, int], list[int]] = defaultdict(list)
     for i, m in mutants.items():
         tokens[m.start, m.end].append(i)
-    edits = dict(_edits(text, tokens, mutants))
-    for (start, end), new in sorted(edits.items(), reverse=True):
-        text = text[:start] + new + text[end:]
-    return text
+    found, spans, done = "", list[Span](), 0
+    for (start, end), numbers, new in sorted(_edits(text, tokens, mutants)):
+        found += text[done:start]
+        column = len(found) - found.rfind("\n")
+        spans.append(Span(found.count("\n") + 1, column, column + len(new), numbers))
+        found, done = found + new, end
+    return found + text[done:], spans
 
 
 def _edits(
     text: str, tokens: dict[tuple[int, int], list[int]], mutants: dict[int, Mutant]
-) -> Iterator[tuple[tuple[int, int], str]]:
-    for (start, end), ids in tokens.items():
+) -> Iterator[tuple[tuple[int, int], tuple[int, ...], str]]:
+    for (start, end), numbers in tokens.items():
+        ids = tuple(numbers)
         old, op = text[start:end], f"::unrolled_mutants::Op{{{', '.join(map(str, ids))}}}"
         if mutants[ids[0]].new == "":
             operand = re.compile(r"\w+").match(text, end)
             assert operand is not None
-            yield (start, end), f"({op} - "
-            yield (operand.end(), operand.end()), ")"
+            yield (start, end), ids, f"({op} - "
+            yield (operand.end(), operand.end()), ids, ")"
         elif old in OTHER:
-            yield (start, end), f"{old} {op} {old}"
+            yield (start, end), ids, f"{old} {op} {old}"
         else:
-            yield (start, end), f"(::unrolled_mutants::on({ids[0]}) ? {mutants[ids[0]].new} : {old})"
+            yield (start, end), ids, f"(::unrolled_mutants::on({ids[0]}) ? {mutants[ids[0]].new} : {old})"
 
 
 class Core:
@@ -108,34 +134,47 @@ class Core:
         base = Path(nanobind.include_dir()).parent
         python = [f"-I{sysconfig.get_path('include')}", f"-I{base / 'include'}", f"-I{base / 'ext/robin_map/include'}"]
         python += ["-DNDEBUG", "-DNB_COMPACT_ASSERTIONS", "-fno-strict-aliasing"]
-        others = [base / "src/nb_combined.cpp", self.work / "mutant.cpp", *self.source.glob("*.cpp")]
+        unchanged = {f.name: f for f in self.source.glob("*.cpp")} | {"parallel.cpp": self.work / "parallel.cpp"}
+        others = [base / "src/nb_combined.cpp", *unchanged.values()]
         if errors := self._compile([(f, f"unchanged_{f.stem}.o", python) for f in others], jobs):
             raise RuntimeError(f"the core does not compile:\n{errors}")
         numbered = dict(enumerate(mutants, 1))
         while bad := self._try(numbered, jobs):
-            numbered = {i: m for i, m in numbered.items() if (m.file, m.row) not in bad}
+            numbered = {i: m for i, m in numbered.items() if i not in bad}
         # of two definitions the linker takes the first: the changed one
         objects = [*map(str, sorted(self.work.glob("changed_*.o"))), *map(str, sorted(self.work.glob("unchanged_*.o")))]
-        link = [self.compiler, "-shared", *SANITIZER, "-o", str(self.module), *objects, "-ldl", "-lpthread"]
+        link = [
+            self.compiler,
+            "-shared",
+            *SANITIZER,
+            "-Wl,-z,muldefs",
+            "-o",
+            str(self.module),
+            *objects,
+            "-ldl",
+            "-lpthread",
+        ]
         subprocess.run(link, check=True)
         return numbered
 
-    def _try(self, numbered: dict[int, Mutant], jobs: int) -> set[tuple[str, int]]:
-        """Compiles the changed kernels; the lines on which mutants make no valid program, file and number."""
-        own = self.work / "csrc"
+    def _try(self, numbered: dict[int, Mutant], jobs: int) -> set[int]:
+        """Compiles the changed kernels; which mutants make no valid program."""
+        own, spans = self.work / "csrc", dict[str, list[Span]]()
         for source in (*own.glob("*.h"), *own.glob("*.cpp")):
             mine = {i: m for i, m in numbered.items() if m.file == f"csrc/{source.name}"}
-            source.write_text(_doubles(switched((self.source / source.name).read_text(), mine)))
+            text, spans[source.name] = switched(_doubles((self.source / source.name).read_text()), mine)
+            source.write_text(text)
         more = ["-include", str(self.work / "switches.h"), "-fmax-errors=0", *SANITIZER]
         errors = self._compile([(own / name, f"changed_{name}.o", more) for name in self.kernels], jobs)
-        found = {(f"csrc/{name}", int(row)) for name, row in re.findall(r"/csrc/(\w+\.\w+):(\d+):\d+: error", errors)}
-        found |= {
-            (f"csrc/{name}", int(row)) for name, row in re.findall(r"/csrc/(\w+\.\w+):(\d+):\d+:   required", errors)
-        }
-        known = {(m.file, m.row) for m in numbered.values()}
-        if errors and not found & known:
+        found = set[int]()
+        for name, *place in re.findall(r"/csrc/(\w+\.\w+):(\d+):(\d+):(?: error|   required)", errors):
+            row, column = map(int, place)
+            there = [s for s in spans[name] if s.row == row]
+            exact = [s for s in there if s.first <= column <= s.last]
+            found.update(number for span in exact or there for number in span.numbers)
+        if errors and not found:
             raise RuntimeError(f"the mutants do not compile:\n{errors}")
-        return found & known
+        return found
 
     def _compile(self, sources: list[tuple[Path, str, list[str]]], jobs: int) -> str:
         """What the compiler says of those that do not compile."""
@@ -153,7 +192,7 @@ class Core:
 
 def _doubles(text: str) -> str:
     """Without the instantiations for float, which the unchanged objects have."""
-    return re.sub(r"\btemplate (?!<)[^;{}]*\bfloat\b[^;{}]*;", "", text)
+    return re.sub(r"\btemplate (?!<)[^;{}]*\bfloat\b[^;{}]*;", lambda m: " " * len(m[0]), text)
 
 
 def environment(compiler: str = "c++") -> dict[str, str]:

@@ -13,7 +13,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from .core import Core, load
-from .judge import Judge
+from .judge import Asked, Judge, Question
 from .source import Mutant, cpp_regions, mutants, python_regions, read
 
 ROOT = Path(__file__).parents[2]
@@ -70,7 +70,14 @@ _given: list[Any] = []  # the forked workers see it
 
 def _one(index: int) -> Outcome:
     (mutant, change), judge = _given[0][index], _given[1]
-    return mutant, KILLED if judge.kills(change, core=mutant.file.startswith("csrc/")) else SURVIVED
+    return mutant, KILLED if judge.kills(change, asked(mutant.file, judge.questions)) else SURVIVED
+
+
+def asked(file: str, questions: list[Question]) -> Asked:
+    """Which questions concern a file: those of the operator it is named after, and all where none is."""
+    core, stem = file.startswith("csrc/"), Path(file).stem
+    about = (f"{stem}-", "test_") if any(q.name.startswith(f"{stem}-") for q in questions) else ("",)
+    return lambda q: (q.of_core if core else q.of_equation) and q.name.startswith(about)
 
 
 def accepted(path: Path = EQUIVALENT) -> dict[str, str]:

@@ -11,7 +11,9 @@ import pytest
 import torch
 import torch.nn.utils.prune
 
-from unrolled import Ragged, nn
+from unrolled import Ragged, nn, use
+from unrolled.ops.recurrence import Weights, recurrence
+from unrolled.ragged import Rows
 
 X = torch.randn(6, 3, 4)
 LOGITS = torch.randn(2, 3)
@@ -46,6 +48,25 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: nn.CrossEntropyLoss(reduction="bogus")(LOGITS, torch.tensor([0, 1])), ValueError, "found 'bogus'"),
     (lambda: nn.CrossEntropyLoss()(LOGITS, torch.tensor([True, False])), TypeError, "found torch.bool"),
 ]
+
+
+ROWS = Rows(torch.arange(2), 2, torch.tensor([3, 2]))
+
+
+@pytest.mark.parametrize(
+    ("cell", "gates", "weights", "message"),
+    [
+        ("rnn_tanh", 1, {"norm_ih": torch.ones(6)}, "come together"),
+        ("lstm_options", 4, {"norm_c": torch.ones(6), "bias_c": torch.zeros(6)}, "norm_c only with them"),
+        ("gru", 3, {"weight_hr": torch.ones(6, 6)}, "a GRU has no projection"),
+    ],
+)
+@pytest.mark.parametrize("own", ["auto", "equations"])
+def test_weights_that_do_not_belong_together(cell: str, gates: int, weights: Any, message: str, own: Any) -> None:
+    both = Weights(torch.ones(gates * 6, 4), torch.ones(gates * 6, 6), **weights)
+    state0 = [torch.zeros(1, 2, 6)] * (2 if "lstm" in cell else 1)
+    with use(own), pytest.raises(ValueError, match=message):
+        recurrence(cell, torch.ones(6, 4), state0, both, ROWS)
 
 
 @pytest.mark.parametrize("case", range(len(REFUSED)))

@@ -77,13 +77,13 @@ def recurrence(
     as in `equations.recurrent_options`, the directions one below the other: weight_ih (D * G * H, I) ...; `rows` says
     where the steps of each sequence lie among the R; mask (D, B, P). Returns y (R, D * P), the directions side by side,
     and the last states, like state0. A row of no sequence has y = 0.
-    Errors: ValueError for weights that do not belong together. A second derivative is refused unless `unrolled.use("equations")`.
+    Errors: ValueError for weights that do not belong together. A second derivative is refused unless
+    `unrolled.use("equations")`.
     """
-    if (weights.norm_ih is None) != (weights.norm_hh is None) or (
-        weights.norm_c is not None and weights.norm_ih is None
-    ):
+    w = weights
+    if (w.norm_ih is None) != (w.norm_hh is None) or (w.norm_ih is None and w.norm_c is not None):
         raise ValueError("norm_ih and norm_hh come together, and norm_c only with them")
-    if weights.weight_hr is not None and cell in ("gru", "gru_before"):
+    if w.weight_hr is not None and cell in ("gru", "gru_before"):
         raise ValueError("a GRU has no projection weight_hr: its state goes into the next one as it is")
     x, *states = full_precision(x, *state0)
     mask = mask if mask is None else mask.to(x.dtype)

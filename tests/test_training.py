@@ -53,6 +53,19 @@ def test_cosine_falls_from_the_end_of_the_warmup_to_zero() -> None:
     assert found == pytest.approx(expected, abs=1e-15)
 
 
+def test_the_last_step_of_a_run_by_epochs_is_one_and_the_run_by_steps_is_the_same(tmp_path: Path) -> None:
+    """The first step takes the whole rate, the last not 0: 192 training words are 12 batches of 16."""
+    options: dict[str, Any] = {"scheduler": "cosine", "eval_every": 1, "learning_rate": 1e-3}
+    found = []
+    for run, own in (("epochs", {"epochs": 1}), ("steps", {"epochs": 9, "max_steps": 12})):
+        folder = train(toy_config(tmp_path, run, **options, **own)).folder
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
+        found.append([line["learning_rate"] for line in lines])
+    expected = [1e-3 * (1 + math.cos(math.pi * k / 12)) / 2 for k in range(12)]
+    assert found[0] == pytest.approx(expected) and found[1] == pytest.approx(expected)
+    train(toy_config(tmp_path, "warm", scheduler="cosine", epochs=1, warmup_steps=11))  # one step left to fall in
+
+
 def test_plateau_decays_each_time_the_metric_stands_still() -> None:
     training = TrainingConfig(learning_rate=1.0, scheduler="plateau", plateau_factor=0.1, plateau_patience=2)
     schedule, found = Schedule(), []

@@ -111,7 +111,7 @@ def recurrence_forward(
     u = x[tokens] @ weight_ih.T  # (1)
     u = u if bias_ih is None else u + bias_ih
     state, trail = state0, []
-    for t, u_t in enumerate(torch.split(u, [len(rows) for rows in steps])):
+    for t, u_t in enumerate(torch.split(u, [len(rows) for rows in steps] or [0])):
         n = len(u_t)
         before = tuple(s[:n].detach() if cuts(bptt, t) else s[:n] for s in state)
         v_t = before[0] @ weight_hh.T  # (2)
@@ -123,12 +123,11 @@ def recurrence_forward(
         )  # the ended keep their last state
 
     def by_token(parts: tuple[Tensor, ...]) -> Tensor:
-        empty = u.new_zeros(len(x), weight_hh.shape[1])
-        return empty.index_copy(0, tokens, torch.cat(parts)) if parts else empty
+        return u.new_zeros(len(x), weight_hh.shape[1]).index_copy(0, tokens, torch.cat(parts))
 
-    h, befores, kepts = zip(*trail, strict=True) if trail else ((), (), ())
+    h, befores, kepts = zip(*trail, strict=True)
     before = tuple(by_token(tuple(b[i] for b in befores)) for i in range(len(state0)))
-    kept = type(kepts[0])(*map(by_token, zip(*kepts, strict=True))) if kepts else ()
+    kept = type(kepts[0])(*map(by_token, zip(*kepts, strict=True)))
     return by_token(h), state, RecurrenceSaved(x, before, state, kept, weight_ih, weight_hh, steps, cell, bptt)
 
 

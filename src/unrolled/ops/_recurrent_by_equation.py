@@ -34,8 +34,7 @@ def equation_forward(p: Inputs) -> tuple[Tensor, State, Saved]:
         state0 = tuple(s[d][order] for s in (p.h0, p.c0) if s is not None)
         if p.plain:
             y, last, saved = recurrence_forward(cell, p.x, state0, *w[:4], steps, p.bptt)
-            before, own_scales = saved.before, Parts()
-            own_kept = [*saved.kept] or [torch.zeros_like(y)] * len(CELLS[p.cell].kept)  # no step, no gate
+            before, own_kept, own_scales = saved.before, [*saved.kept], Parts()
         else:
             mask = None if p.mask is None else p.mask[d][order]
             y, last, own = options_forward(cell, p.x, state0, w, steps, mask, _zoneout(p, d), p.bptt)

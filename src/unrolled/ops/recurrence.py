@@ -139,7 +139,9 @@ class _Recurrence(torch.autograd.Function):
         ctx.given = [None if isinstance(v, Tensor) else v for v in given]
         ctx.save_for_backward(*(given[i] for i in ctx.tensors), *saved)
         records = None if torch.compiler.is_compiling() else _records.get()
-        ctx.record = None if records is None else Record(p.cell, p.rows, y.detach(), _gates(p, Saved(*saved)), {})
+        ctx.record = (
+            None if records is None else Record(p.cell, p.rows, y.detach().clone(), _gates(p, Saved(*saved)), {})
+        )
         if records is not None:
             records.append(ctx.record)
 

@@ -137,8 +137,11 @@ class Trainer:
 
     @property
     def done(self) -> float:
-        """The share of all steps that lies behind."""
-        epochs = (self.sampler.epoch + self.sampler.position / self.batches) / self.training.epochs
+        return self.share(self.sampler.position)
+
+    def share(self, batches: int) -> float:
+        """Of all training, when so many batches of this epoch lie behind."""
+        epochs = (self.sampler.epoch + batches / self.batches) / self.training.epochs
         return max(epochs, self.step / self.training.max_steps if self.training.max_steps else 0.0)
 
     def make_step(self, share: Sequence[int]) -> None:
@@ -159,8 +162,9 @@ class Trainer:
         if not math.isfinite(norm):
             self.refuse("gradient", batch, total_count)
         clip_gradient(self.module, norm, training.max_grad_norm)
+        behind = self.share(self.sampler.position - 1)  # the sampler counts the batch in hand
         for group in self.optimizer.param_groups:
-            group["lr"] = self.schedule.rate(training, self.step, self.done)
+            group["lr"] = self.schedule.rate(training, self.step, behind)
         self.optimizer.step()
         self.step += 1
         self.loss_sum, self.loss_count = self.loss_sum + total_loss, self.loss_count + total_count

@@ -37,6 +37,7 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: rnn(X, [1]), TypeError, "hx must be a tensor, found list"),
     (lambda: nn.LSTM(4, 6)(X, torch.zeros(1, 3, 6)), TypeError, "pair of tensors (h, c), found Tensor"),
     (lambda: nn.LSTM(4, 6, proj_size=6), ValueError, "found 6 with hidden_size=6"),
+    (lambda: nn.LSTMCell(4, 6)(X[0], (torch.zeros(3, 6), None)), ValueError, "found [(3, 6), None]"),
     (lambda: rnn(X, lengths=5), TypeError, "a list of whole numbers, found 5"),
     (lambda: rnn(X, lengths=["a", 1, 2]), TypeError, "found ['a', 1, 2]"),
     (lambda: rnn(X, lengths=[7, 1, 2]), ValueError, "lengths must lie in [0, 6], found 1 to 7"),

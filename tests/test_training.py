@@ -62,7 +62,8 @@ def test_the_last_step_of_a_run_by_epochs_is_one_and_the_run_by_steps_is_the_sam
         lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
         found.append([line["learning_rate"] for line in lines])
     expected = [1e-3 * (1 + math.cos(math.pi * k / 12)) / 2 for k in range(12)]
-    assert found[0] == pytest.approx(expected) and found[1] == pytest.approx(expected)
+    assert found[0] == pytest.approx(expected)
+    assert found[1] == pytest.approx(expected)
     train(toy_config(tmp_path, "warm", scheduler="cosine", epochs=1, warmup_steps=11))  # one step left to fall in
 
 

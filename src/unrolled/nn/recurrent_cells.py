@@ -68,7 +68,8 @@ class _RecurrentCell(nn.Module):
         given = (x.new_zeros(shape, dtype=self.weight_hh.dtype),) * states if hx is None else hx
         given = (given,) if isinstance(given, Tensor) else tuple(given)
         if len(given) != states or any(not isinstance(s, Tensor) or s.shape != shape for s in given):
-            raise ValueError(f"hx must hold {states} of shape {shape}, found {[tuple(s.shape) for s in given]}")
+            found = [tuple(s.shape) if isinstance(s, Tensor) else s for s in given]
+            raise ValueError(f"hx must hold {states} of shape {shape}, found {found}")
         sequence = torch.arange(x.shape[0], device=x.device)
         rows = Rows(sequence, 1, torch.ones_like(sequence))
         initial = [s.reshape(1, x.shape[0], self.hidden_size) for s in given]

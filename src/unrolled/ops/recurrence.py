@@ -138,11 +138,9 @@ class _Recurrence(torch.autograd.Function):
         ctx.tensors = [i for i, v in enumerate(given) if isinstance(v, Tensor)]
         ctx.given = [None if isinstance(v, Tensor) else v for v in given]
         ctx.save_for_backward(*(given[i] for i in ctx.tensors), *saved)
-        records = None if torch.compiler.is_compiling() else _records.get()
-        ctx.record = (
-            None if records is None else Record(p.cell, p.rows, y.detach().clone(), _gates(p, Saved(*saved)), {})
-        )
+        records, ctx.record = None if torch.compiler.is_compiling() else _records.get(), None
         if records is not None:
+            ctx.record = Record(p.cell, p.rows, y.detach().clone(), _gates(p, Saved(*saved)), {})
             records.append(ctx.record)
 
     @staticmethod

@@ -2,14 +2,86 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
+from cases import Case
+from tolerances import close
+from unrolled import use
 from unrolled.ops import _backend
 from unrolled.ops.cross_entropy import cross_entropy
 from unrolled.ops.dropout import dropout
 from unrolled.ops.embedding import embedding
 from unrolled.verify.formulations import philox, plain_dropout
+from unrolled.verify.judges import autograd, bound, compare
+
+WIDE: dict[str, Any] = {"lengths": [13, 0, 4] * 18, "input_size": 5, "hidden_size": 35, "directions": 2}
+LONG: dict[str, Any] = {"lengths": [150, 0, 3], "input_size": 5, "hidden_size": 37}
+ALONE: dict[str, Any] = {"lengths": [150], "input_size": 19, "hidden_size": 35}
+OPTIONS: list[tuple[str, dict[str, Any]]] = [
+    ("rnn", {}),
+    ("lstm", {}),
+    ("gru", {}),
+    ("rnn", {"layer_norm": True, "recurrent_dropout": 0.3, "proj_size": 3}),
+    ("lstm", {"layer_norm": True, "zoneout": (0.2, 0.1), "peephole": True, "proj_size": 3}),
+    ("gru", {"layer_norm": True, "recurrent_dropout": 0.3}),
+    ("gru", {"layer_norm": True, "zoneout": (0.2, 0.1), "reset": "before", "recurrent_dropout": 0.3}),
+]
+# Several tiles of sequences in a task, several blocks of tokens, one sequence for all threads, truncation.
+THREADED = [
+    Case(name, {**sizes, **more, **cut})
+    for sizes, cut in ((WIDE, {}), (LONG, {"bptt": 7}), (LONG, {"layout": "time_major"}), (ALONE, {}))
+    for name, more in OPTIONS
+]
+# Rows that end within a vector, at its end, and where their cache lines do.
+WIDTHS = [
+    Case(name, {"lengths": [2, 1], "hidden_size": width, "input_size": 18 - width, **more})
+    for name, more in OPTIONS
+    for width in range(3, 18)
+]
+
+
+@pytest.mark.parametrize("case", [*THREADED, *WIDTHS], ids=str)
+def test_core_against_the_equation(case: Case, backend: str) -> None:
+    inputs = case.inputs()
+    limit, floor = bound(torch.float64, case.operator.length(inputs)), case.operator.cancels(inputs)
+    with use("equations"):
+        expected = autograd(case.operator.operator, inputs)
+    for threads in (1, 3) if case in THREADED and _backend.core is not None else (1,):
+        torch.set_num_threads(threads)
+        error = compare(autograd(case.operator.operator, inputs), expected, floor)
+        assert error <= limit, f"{threads} threads"
+
+
+def test_what_needs_no_gradient_changes_no_other(backend: str) -> None:
+    for name, more in [*OPTIONS, ("linear", {})]:
+        case = Case(name, more)
+        inputs = case.inputs()
+        _, expected = autograd(case.operator.operator, inputs)
+        _, found = autograd(case.operator.operator, {**inputs, "x": inputs["x"].detach()})
+        assert found.keys() == expected.keys() - {"x"}
+        for weight, gradient in found.items():
+            close(gradient, expected[weight], 1)
+
+
+def test_the_gradients_of_nothing_are_exactly_0(backend: str) -> None:
+    cases = [Case(name, {**more, "lengths": [0, 0]}) for name, more in OPTIONS]
+    for case in [*cases, Case("linear", {"tokens": 0}), Case("embedding", {"tokens": 0})]:
+        _, grads = autograd(case.operator.operator, case.inputs())
+        assert all(bool((g == 0).all()) for name, g in grads.items() if name not in ("h0", "c0")), case
+
+
+def test_many_threads_on_few_columns(backend: str) -> None:
+    case = Case("linear", {"tokens": 1301, "input_size": 701, "output_size": 1})
+    torch.set_num_threads(11)
+    inputs = case.inputs()
+    _, found = autograd(case.operator.operator, inputs)
+    _, expected = autograd(case.operator.plain, inputs)
+    for name, gradient in found.items():
+        close(gradient, expected[name], 1301)
+
 
 SEED, KEY, T, LAYER = torch.tensor(5), torch.tensor([3]), torch.tensor([2]), 1
 

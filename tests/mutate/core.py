@@ -128,9 +128,7 @@ class Core:
 
         shutil.copytree(self.source, self.work / "csrc")
         (self.work / "switches.h").write_text(switches())
-        (self.work / "mutant.cpp").write_text(
-            'extern "C" __attribute__((visibility("default"))) int unrolled_mutant = 0;'
-        )
+        (self.work / "parallel.cpp").write_text(_PARALLEL)
         base = Path(nanobind.include_dir()).parent
         python = [f"-I{sysconfig.get_path('include')}", f"-I{base / 'include'}", f"-I{base / 'ext/robin_map/include'}"]
         python += ["-DNDEBUG", "-DNB_COMPACT_ASSERTIONS", "-fno-strict-aliasing"]
@@ -141,20 +139,15 @@ class Core:
         numbered = dict(enumerate(mutants, 1))
         while bad := self._try(numbered, jobs):
             numbered = {i: m for i, m in numbered.items() if i not in bad}
-        # of two definitions the linker takes the first: the changed one
-        objects = [*map(str, sorted(self.work.glob("changed_*.o"))), *map(str, sorted(self.work.glob("unchanged_*.o")))]
-        link = [
-            self.compiler,
+        objects = [str(o) for kind in ("changed", "unchanged") for o in sorted(self.work.glob(f"{kind}_*.o"))]
+        flags = [
             "-shared",
             *SANITIZER,
             "-Wl,-z,muldefs",
             "-o",
             str(self.module),
-            *objects,
-            "-ldl",
-            "-lpthread",
-        ]
-        subprocess.run(link, check=True)
+        ]  # of two definitions the first is taken
+        subprocess.run([self.compiler, *flags, *objects, "-ldl", "-lpthread"], check=True)
         return numbered
 
     def _try(self, numbered: dict[int, Mutant], jobs: int) -> set[int]:
@@ -201,8 +194,9 @@ def environment(compiler: str = "c++") -> dict[str, str]:
     found = [subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() for command in say]
     if not all(Path(f).is_absolute() for f in found):
         raise RuntimeError(f"{compiler} has no address sanitizer: {' '.join(found)}")
-    options = "detect_leaks=0:symbolize=0:max_allocation_size_mb=2000"
-    return {"LD_PRELOAD": " ".join(found), "ASAN_OPTIONS": options}
+    options = ["detect_leaks=0", "symbolize=0", "max_allocation_size_mb=2000"]
+    options += ["max_malloc_fill_size=1000000000", "malloc_fill_byte=255"]  # NaN, so that what nobody wrote is seen
+    return {"LD_PRELOAD": " ".join(found), "ASAN_OPTIONS": ":".join(options)}
 
 
 def load(module: Path) -> ctypes.c_int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import warnings
 from collections.abc import Callable
@@ -20,9 +21,12 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import test_survivors
     from cases import CASES, LARGE_CASES, TEETH_CASES, Case
+    from test_survivors import THREADED, WIDTHS
     from unrolled.ops.recurrence import record
     from unrolled.verify.judges import autograd, bound, closed_form, compare
 
+# Those of the large cases that stay quick in code that is sanitized and full of switches.
+CORE_CASES = [*THREADED, *WIDTHS, *(case for case in LARGE_CASES if "lengths" not in case.options)]
 Result = tuple[dict[str, Tensor], dict[str, Tensor]]
 
 
@@ -40,22 +44,6 @@ def by_equation(case: Case, inputs: dict[str, Any]) -> Result:
     return ({}, {}) if own is None else closed_form(case.operator.forward, case.operator.backward, own)
 
 
-def smaller(case: Case) -> Case:
-    """A large case with as many blocks, tasks and panels as it has, for code that is sanitized and full of switches."""
-    o = dict(case.options)
-    if "lengths" in o:
-        few, size = len(o["lengths"]) < 5, {"input_size": 5, "hidden_size": 37 if o["hidden_size"] > 67 else 35}
-        o |= {"lengths": [150, 0, 3] if few else [40, 0, 11] * 6, **size}
-        o |= {"proj_size": min(o["proj_size"], 19)} if "proj_size" in o else {}
-    return Case(case.name, o)
-
-
-# For the core alone; with a single sequence several threads work on one task.
-THREADED = [smaller(case) for case in LARGE_CASES]
-THREADED += [c._replace(options={**c.options, "lengths": [150]}) for c in THREADED if c.options.get("bptt")]
-THREADED += [Case(name, {"lengths": [150], "input_size": 19, "hidden_size": 35}) for name in ("rnn", "lstm", "gru")]
-
-
 def of_case(case: Case, answer: Callable[[Case, dict[str, Any]], Result]) -> Question:
     """As in the tests, the equations are also called by themselves."""
     inputs, of_core = case.inputs(), answer is by_operator
@@ -63,18 +51,19 @@ def of_case(case: Case, answer: Callable[[Case, dict[str, Any]], Result]) -> Que
     limit = 2 * bound(torch.float64, case.operator.length(inputs))  # the tests allow half of it
 
     def wrong() -> bool:
-        torch.set_num_threads(3 if case in THREADED else 2 if of_core else 1)  # the core's; torch's work is too small
+        torch.set_num_threads(3 if case in THREADED else 2 if of_core else 1)  # the core's: torch's work is too small
         return compare(answer(case, inputs), expected, floor) > limit
 
-    return Question(str(case), wrong, of_equation=case not in THREADED, of_core=of_core)
+    return Question(str(case), wrong, of_equation=case not in CORE_CASES, of_core=of_core)
 
 
 def of_tests() -> list[Question]:
     """The tests that a survivor of an earlier run called for; they raise where something is wrong."""
     tests = [test for name, test in vars(test_survivors).items() if name.startswith("test_")]
-    return [Question(test.__name__, lambda test=test: bool(test("as loaded"))) for test in tests]
+    alone = [test for test in tests if list(inspect.signature(test).parameters) == ["backend"]]
+    return [Question(test.__name__, lambda test=test: bool(test("as loaded"))) for test in alone]
 
 
 def questions() -> list[Question]:
     both = [of_case(case, answer) for case in (*TEETH_CASES, *CASES) for answer in (by_operator, by_equation)]
-    return [*both, *(of_case(case, by_operator) for case in THREADED), *of_tests()]
+    return [*both, *(of_case(case, by_operator) for case in CORE_CASES), *of_tests()]

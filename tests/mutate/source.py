@@ -98,8 +98,10 @@ def _reached(regions: list[Region], texts: dict[str, str]) -> list[Region]:
     codes = {file: _masked(text, file) for file, text in texts.items()}
     tables = {m[1]: m[2] for code in codes.values() for m in re.finditer(r"(k[A-Z]\w*)\b[^;(){]*= (\w+\(\w+\));", code)}
     for region in wanted:  # grows
-        called = set(re.findall(r"\w+", codes[region.file][region.start : region.end]))
-        called |= {name for table in called & tables.keys() for name in re.findall(r"\w+", tables[table])}
+        words = r"\w+" if region.file.endswith(".py") else r"\w+(?=(?:<[^<>;(){}]*>)?(?: \w+)?\()"
+        called = set(re.findall(words, codes[region.file][region.start : region.end]))
+        inside = set(re.findall(r"\w+", codes[region.file][region.start : region.end]))
+        called |= {name for table in inside & tables.keys() for name in re.findall(r"\w+", tables[table])}
         for r in regions:
             near = r.file in (region.file, *(f for f in texts if f.endswith(".h")))
             passes_forward = re.search("forward", r.name, re.IGNORECASE) and r.file not in alone

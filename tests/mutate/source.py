@@ -50,8 +50,8 @@ _TOKEN = re.compile(
 )
 
 
-# In C++ an arithmetic line carries the number of an equation or reads and writes vectors; the others move whole numbers:
-# where rows lie, who works on them. A change there reads foreign memory, which is the sanitizers' to find.
+# In C++ an arithmetic line carries the number of an equation or reads and writes vectors; the others move whole
+# numbers: where rows lie, who works on them. A change there reads foreign memory, which is the sanitizers' to find.
 _ARITHMETIC = re.compile(r"//.*\(\d+\)|\bload\(|\bstore\(|\btotal<|\+= [a-z]|\bto\[f\] =")
 _WHOLE_NUMBERS = re.compile(r"\bint64_t\b|\bfor \(|\bmem(?:set|cpy)\(|\b(?:multiply|tile_rows)\w*\(|\bt\d? [-+]=")
 

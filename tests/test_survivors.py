@@ -24,6 +24,7 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("rnn", {}),
     ("lstm", {}),
     ("gru", {}),
+    ("gru", {"reset": "before"}),
     ("rnn", {"layer_norm": True, "recurrent_dropout": 0.3, "proj_size": 3}),
     ("lstm", {"layer_norm": True, "zoneout": (0.2, 0.1), "peephole": True, "proj_size": 3}),
     ("gru", {"layer_norm": True, "recurrent_dropout": 0.3}),

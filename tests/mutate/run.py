@@ -14,7 +14,7 @@ from typing import Any
 
 from .core import Core, load
 from .judge import Asked, Judge, Question
-from .source import Mutant, cpp_regions, mutants, python_regions, read
+from .source import Mutant, arithmetic, cpp_regions, mutants, python_regions, read
 
 ROOT = Path(__file__).parents[2]
 EQUIVALENT = Path(__file__).parents[1] / "equivalent_mutants.toml"
@@ -28,7 +28,8 @@ def all_mutants(only: Iterable[str] = ()) -> tuple[list[Mutant], dict[str, str]]
     python = read(ROOT, ["src/unrolled/equations/*.py"])
     # simd.h holds the elementary functions, which tests/test_core.py judges; the border has no arithmetic
     cpp = read(ROOT, ["csrc/*.h", "csrc/*.cpp"], {"simd.h", "bind.cpp", "dispatch.cpp", "parallel.cpp", "schedule.cpp"})
-    found = mutants(python_regions(python), python) + mutants(cpp_regions(cpp), cpp)
+    found = mutants(python_regions(python), python)
+    found += [m for m in mutants(cpp_regions(cpp), cpp) if arithmetic(cpp[m.file].splitlines()[m.row - 1])]
     wanted = list(only)
     return [m for m in found if not wanted or any(o in m.file for o in wanted)], {**python, **cpp}
 

@@ -61,7 +61,7 @@ def arithmetic(line: str) -> bool:
 
 
 def mutants(regions: Iterable[Region], texts: dict[str, str]) -> list[Mutant]:
-    """All changes of one token in the arithmetic of the regions; equal labels in a file are numbered."""
+    """All changes of one token in the regions; equal labels in a file are numbered."""
     seen: Counter[str] = Counter()
     found = []
     for r in sorted(regions):
@@ -69,8 +69,6 @@ def mutants(regions: Iterable[Region], texts: dict[str, str]) -> list[Mutant]:
         neighbour = {a: b for group in r.groups for a, b in zip(group, group[1:] + group[:1], strict=True)}
         for token in _TOKEN.finditer(code, r.start, r.end):
             first, after = code.rfind("\n", 0, token.start()) + 1, code.index("\n", token.end())
-            if not r.file.endswith(".py") and not arithmetic(texts[r.file][first:after]):
-                continue
             for new in _changes(token, neighbour):
                 changed = f"{code[first : token.start()]}[{token[0]} → {new}]{code[token.end() : after]}"
                 line, label = (f"{r.file}: {' '.join(t.split())}" for t in (code[first:after], changed))

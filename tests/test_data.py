@@ -1,4 +1,4 @@
-"""Readers, splits, tokenizers, batches and configuration: what is read, and what is refused with which words."""
+"""Readers, splits and batches: what is read, and what is refused with which words."""
 
 from __future__ import annotations
 
@@ -7,172 +7,21 @@ import json
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pytest
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unrolled.config import Config, ConfigError, DataConfig, option_names, parse_config, read_yaml, to_yaml
+from unrolled.config import DataConfig
 from unrolled.data.batches import BatchSampler
 from unrolled.data.builders import build
 from unrolled.data.load import load_splits
 from unrolled.data.readers import read_examples, read_inputs
-from unrolled.data.scaler import Scaler
 from unrolled.data.splits import split
-from unrolled.data.tokenizer import encode, train_tokenizer
 from unrolled.data.values import DataError, Row
 
 SMS = Path(__file__).parents[2] / "shared" / "data" / "sms_spam" / "SMSSpamCollection"
 TEXT = DataConfig()
 NUMBERS = DataConfig(values_column="values")
-
-
-@pytest.fixture
-def file(tmp_path):
-    def write(name: str, content: str | bytes) -> Path:
-        path = tmp_path / name
-        path.write_bytes(content.encode() if isinstance(content, str) else content)
-        return path
-
-    return write
-
-
-# Configuration
-
-
-def test_config_round_trip():
-    config = parse_config({"data": {"train": "a.csv"}, "training": {"learning_rate": "1e-4"}, "output_dir": "runs/a"})
-    assert config.training.learning_rate == 1e-4
-    assert parse_config(yaml.safe_load(to_yaml(config))) == config
-
-
-def test_a_config_shows_what_its_task_has():
-    for values, there, missing in (({}, "data", "memory"), ({"task": "memory"}, "memory", "data")):
-        shown = yaml.safe_load(to_yaml(parse_config(values)))
-        assert there in shown
-        assert missing not in shown
-        assert parse_config(shown) == parse_config(values)
-
-
-def test_a_network_is_given_the_options_it_has():
-    own = {
-        "rnn": {"nonlinearity", "proj_size"},
-        "lstm": {"proj_size", "peephole", "forget_bias"},
-        "gru": {"reset"},
-    }
-    for model, names in own.items():
-        found = parse_config({"model": {"model": model}}).model.arguments()
-        assert set(found) & set.union(*own.values()) == names
-        assert "zoneout_c" not in found
-    pair = parse_config({"model": {"model": "lstm", "zoneout": 0.05, "zoneout_c": 0.5}}).model.arguments()
-    assert pair["zoneout"] == (0.05, 0.5)
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"data": {"trian": "x"}}, "data: unknown key 'trian': did you mean train?"),
-        ({"batch_size": 8}, "unknown key 'batch_size': did you mean training.batch_size?"),
-        ({"model": {"learning_rate": 1}}, "did you mean training.learning_rate?"),
-        ({"model": {"qqq": 1}}, "allowed are model, embedding_size"),
-        ({"training": {"batch_size": -3}}, "training.batch_size: input should be greater than or equal to 1, found -3"),
-        ({"training": {"learning_rate": float("nan")}}, "finite number, found nan"),
-        ({"training": {"scheduler": "cos"}}, "should be 'none', 'cosine' or 'plateau', found 'cos'"),
-        ({"data": {"valid": "v", "valid_fraction": 0.2}}, "valid_fraction = 0.2 has no effect with a valid file"),
-        ({"data": {"valid": "v", "test": "t", "split_seed": 1}}, "split_seed = 1 has no effect"),
-        ({"data": {"values_column": "v", "tokens": "words"}}, "tokens = 'words' has no effect with values_column"),
-        ({"data": {"values_column": "v", "format": "csv"}}, "values_column needs JSONL files, found format = 'csv'"),
-        (
-            {"data": {"format": "pairs", "text_column": "t"}},
-            "text_column = 't' has no effect in files without a header",
-        ),
-        ({"data": {"text_column": "label"}}, "the label and the input cannot both be in column 'label'"),
-        ({"data": {"tokens": "bpe", "vocabulary_size": 99}}, "vocabulary_size must be >= 256"),
-        ({"data": {"valid_fraction": 0.5, "test_fraction": 0.5}}, "must leave something to train on"),
-        (
-            {"model": {"model": "lstm", "nonlinearity": "relu"}},
-            "nonlinearity = 'relu' has no effect with model = 'lstm'",
-        ),
-        ({"model": {"model": "rnn", "peephole": True}}, "peephole = True has no effect with model = 'rnn': remove it"),
-        ({"model": {"model": "gru", "proj_size": 3}}, "proj_size = 3 has no effect with model = 'gru'"),
-        ({"model": {"model": "gru", "forget_bias": 1}}, "forget_bias = 1.0 has no effect with model = 'gru'"),
-        ({"model": {"model": "gru", "zoneout_c": 0.1}}, "zoneout_c = 0.1 has no effect with model = 'gru'"),
-        ({"model": {"model": "lstm", "reset": "before"}}, "reset = 'before' has no effect with model = 'lstm'"),
-        ({"model": {"model": "lstm", "proj_size": 128}}, "proj_size must be less than hidden_size = 128, found 128"),
-        ({"model": {"zoneout": 1}}, "model.zoneout: input should be less than 1, found 1"),
-        ({"model": {"recurrent_dropout": -0.1}}, "recurrent_dropout: input should be greater than or equal to 0"),
-        (
-            {"model": {"recurrent_init": "eye"}},
-            "recurrent_init: input should be 'uniform' or 'orthogonal', found 'eye'",
-        ),
-        ({"model": {"bptt": -1}}, "bptt: input should be greater than or equal to 0, found -1"),
-        ({"memory": {"length": 5}}, "memory.length = 5 has no effect with task = 'classify': remove it"),
-        ({"lenght": 5}, "unknown key 'lenght': did you mean memory.length?"),
-        ({"task": "memory", "memory": {"lenght": 5}}, "memory: unknown key 'lenght': did you mean length?"),
-        ({"task": "memory", "memory": {"length": 1}}, "memory: length must be >= 2 with problem = 'adding', found 1"),
-        ({"task": "memory", "data": {"train": "a.csv"}}, "data.train = 'a.csv' has no effect with task = 'memory'"),
-        ({"task": "memory", "model": {"reading": "max"}}, "model.reading = 'max' has no effect with task = 'memory'"),
-        (
-            {"task": "memory", "training": {"label_smoothing": 0.1}},
-            "training.label_smoothing = 0.1 has no effect with task = 'memory'",
-        ),
-        (
-            {"task": "memory", "training": {"metric": "mcc"}},
-            "training.metric must be accuracy or loss with task = 'memory', found 'mcc'",
-        ),
-        ({"model": {"model": "lstn"}}, "model.model: input should be 'rnn', 'lstm' or 'gru', found 'lstn'"),
-        ({"training": {"momentum": 0.5}}, "momentum = 0.5 has no effect with optimizer = 'adamw'"),
-        ({"training": {"plateau_factor": 0.1}}, "plateau_factor = 0.1 has no effect with scheduler = 'none'"),
-        ({"training": {"batch_tokens": 9, "batch_size": 8}}, "batch_size = 8 has no effect with batch_tokens"),
-        ({"training": {"seed": 2**64}}, "training.seed: input should be less than or equal to 9223372036854775807"),
-        ({"training": {"threads": 100_000}}, "training.threads: input should be less than or equal to 1024"),
-        ({"model": {"hidden_size": 10**7}}, "model.hidden_size: input should be less than or equal to 1000000"),
-        ({"data": {"train": ""}}, "data.train: expected the name of a file or folder, found ''"),
-        ({"data": {"train": "a\0b"}}, "data.train: expected Unicode text without NUL, found 'a\\x00b'"),
-        ({"output_dir": "a\udce9"}, "output_dir: expected Unicode text without NUL, found 'a\\udce9'"),
-    ],
-)
-def test_config_mistakes_name_key_and_value(values, message):
-    with pytest.raises(ConfigError) as error:
-        parse_config(values, "run.yaml")
-    assert message in str(error.value)
-    assert str(error.value).startswith("run.yaml: ")
-
-
-def test_config_lists_every_mistake():
-    with pytest.raises(ConfigError) as error:
-        parse_config({"training": {"batch_size": 0, "epochs": "many"}})
-    assert len(str(error.value).splitlines()) == 2
-
-
-def test_config_is_described_and_frozen():
-    schema = Config.model_json_schema()
-    for section in schema["$defs"].values():
-        assert all("description" in option for option in section["properties"].values())
-    assert {"task", "data.train", "model.hidden_size", "training.seed"} <= set(option_names())
-    with pytest.raises(ValueError, match="frozen"):
-        Config().task = "classify"
-
-
-def test_yaml_mistakes_name_the_file(file, tmp_path):
-    for path, message in [
-        (file("bad.yaml", "data: [1"), "not valid YAML"),
-        (file("list.yaml", "- 1"), "found list"),
-        (file("latin.yaml", b"a: \xe9"), "not UTF-8"),
-        (file("twice.yaml", "data: {train: a}\ndata: {test: b}"), "the key 'data' is given twice"),
-        (file("date.yaml", "a: 2001-99-99"), "not valid YAML: month must be"),
-        (file("float.yaml", "a: !!float x"), "not valid YAML: could not convert"),
-        (file("long.yaml", "a: " + "1" * 5000), "not valid YAML: Exceeds the limit"),
-        (file("deep.yaml", "a: " + "[" * 5000), "not valid YAML: maximum recursion"),
-        (tmp_path / "none.yaml", "No such file"),
-    ]:
-        with pytest.raises(ConfigError, match=message) as error:
-            read_yaml(path)
-        assert str(error.value).startswith(str(path))
-    assert read_yaml(file("empty.yaml", "# nothing\n")) == {}
-    merged = "a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}"
-    assert read_yaml(file("merge.yaml", merged))["b"] == {"x": 1, "y": 3}
 
 
 # Readers
@@ -399,96 +248,6 @@ def test_too_few_examples_to_split(file):
 def test_no_training_file():
     with pytest.raises(DataError, match=r"data\.train is missing"):
         load_splits(DataConfig())
-
-
-# Tokenizers
-
-
-@pytest.mark.parametrize(
-    ("options", "text", "tokens"),
-    [
-        ({}, "ab\nÅ ", ["a", "b", "\n", "Å", " "]),
-        ({"lowercase": True}, "ABÅ", ["a", "b", "å"]),
-        ({"tokens": "words"}, "Don't stop", ["Don", "'", "t", "stop"]),
-        ({"tokens": "words"}, "<unk> ?", ["<", "unk", ">", "<unk>"]),
-        ({"max_length": 2}, "abÅ", ["a", "b"]),
-        ({}, "", []),
-        ({}, "a\U0001f600", ["a", "<unk>"]),
-    ],
-)
-def test_tokens(options, text, tokens):
-    data = DataConfig(min_frequency=1, **options)
-    training = ["ab\nA\u030a BÅ" * 2, "Don't stop <unk>", ""]
-    tokenizer = train_tokenizer([t.lower() for t in training] if data.lowercase else training, data)
-    assert tokenizer.encode(text).tokens == tokens
-    assert encode(tokenizer, [text])[0].tolist() == [tokenizer.token_to_id(token) for token in tokens]
-    if data.tokens != "bpe":
-        assert tokenizer.token_to_id("<unk>") == 0
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.lists(st.text(max_size=20), max_size=6), st.text(max_size=20))
-def test_bpe_is_lossless_up_to_composition(texts, text):
-    import unicodedata
-
-    tokenizer = train_tokenizer(texts, DataConfig(tokens="bpe", vocabulary_size=300, min_frequency=1))
-    ids = encode(tokenizer, [text])[0].tolist()
-    assert tokenizer.decode(ids) == unicodedata.normalize("NFC", text)
-    assert tokenizer.get_vocab_size() <= 300
-
-
-def test_the_vocabulary_holds_the_most_frequent_and_no_more():
-    texts = ["a a a b b c", "b a"]
-    tokenizer = train_tokenizer(texts, DataConfig(tokens="words", vocabulary_size=3, min_frequency=1))
-    assert tokenizer.get_vocab() == {"<unk>": 0, "a": 1, "b": 2}
-    rare = train_tokenizer(texts, DataConfig(tokens="words", min_frequency=3))
-    assert rare.get_vocab() == {"<unk>": 0, "a": 1, "b": 2}
-
-
-@pytest.mark.parametrize("tokens", ["characters", "words", "bpe"])
-def test_the_order_of_texts_does_not_matter(tokens):
-    texts = ["some words", "other words", "some more text", "中文 text"]
-    data = DataConfig(tokens=tokens, vocabulary_size=280, min_frequency=1)
-    assert train_tokenizer(texts, data).to_str() == train_tokenizer(texts[::-1], data).to_str()
-
-
-def test_a_vocabulary_may_be_allowed_any_size():
-    for tokens in ("characters", "words", "bpe"):
-        data = DataConfig(tokens=tokens, vocabulary_size=2**63 - 1, min_frequency=1)
-        assert train_tokenizer(["aa bb aa"], data).get_vocab_size() < 300
-
-
-# Numbers
-
-
-def test_scaler_by_hand():
-    scaler = Scaler.fit([[[1, 5], [3, 5]], [], [[5, 5]]])
-    expected = np.array([[(5 - 3) / np.sqrt(8 / 3), 2.0]])
-    empty, one = scaler.encode([[], [[5, 7]]])
-    assert empty.shape == (0, 2)
-    np.testing.assert_allclose(one, expected, rtol=1e-6)
-    again = Scaler.from_json(json.loads(json.dumps(scaler.to_json())), "scaler.json")
-    np.testing.assert_array_equal(again.encode([[[5, 7]]])[0], one)
-
-
-@pytest.mark.parametrize("value", [0.1, 1e-310, -9e37])
-def test_a_channel_that_never_changes_is_only_centred(value):
-    """The mean of equal numbers is rounded, so their deviation is not 0: 0.1 three times gives 1.4e-17."""
-    scaler = Scaler.fit([[[value]] * 3])
-    assert scaler.to_json() == {"mean": [value], "deviation": [1.0], "max_length": 0}
-    assert not scaler.encode([[[value]]])[0].any()
-
-
-def test_scaled_numbers_stay_in_float32():
-    for training in ([[0.0], [1e-310]], [[0.0], [1e-30]], [[0.0], [9e37]]):
-        (scaled,) = Scaler.fit([training]).encode([[[9e37], [-9e37]]])
-        assert np.isfinite(scaled).all()
-        assert scaled[0] > 1 > -1 > scaled[1] or training == [[0.0], [9e37]]
-
-
-def test_scaler_keeps_the_first_steps():
-    scaler = Scaler.fit([[[0.0], [2.0], [100.0]]], max_length=2)
-    np.testing.assert_array_equal(scaler.encode([[[0.0], [2.0], [100.0]]])[0], [[-1.0], [1.0]])
 
 
 # Batches

@@ -1,161 +1,22 @@
-"""What PyTorch's users do to a module must work on ours: compile, export, vmap, autocast, copies, forks, threads."""
+"""What PyTorch's users do to a module must work on ours: vmap, autocast, copies, second derivatives, checkpoints."""
 
 from __future__ import annotations
 
 import copy
-import shutil
-import subprocess
-import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import DataLoader, Dataset
 
 import unrolled
-from cases import TEETH_CASES
+from habits import HIDDEN, INPUT, KINDS, Classifier, call, every_kind, example, gradients, make, total
 from tolerances import close, same_bits
-from unrolled import Ragged
 from unrolled.ops.dropout import dropout
 from unrolled.ops.embedding import embedding
 from unrolled.ops.linear import linear
-from unrolled.verify.judges import autograd
-
-INPUT, HIDDEN, CLASSES = 3, 5, 4
-KINDS = ["RNN", "LSTM", "GRU"]
-every_kind = pytest.mark.parametrize("kind", KINDS)
-
-
-def make(kind: str, *arguments: Any, **options: Any) -> Any:
-    return getattr(unrolled.nn, kind)(*(arguments or (INPUT, HIDDEN)), **options)
-
-
-def call(rnn: nn.Module, *arguments: Any, **options: Any) -> tuple[Any, list[Tensor]]:
-    """The outputs and the list of last states."""
-    y, last = rnn(*arguments, **options)
-    return y, [last] if isinstance(last, Tensor) else list(last)
-
-
-def total(y: Tensor, last: list[Tensor]) -> Tensor:
-    value = y.pow(2).sum()
-    for factor, state in enumerate(last, 1):
-        value = value + factor * state.pow(2).sum()
-    return value
-
-
-class Classifier(nn.Module):
-    """Everything of ours in one model, on a padded batch with lengths; a recurrent layer for each of `kinds`."""
-
-    def __init__(self, *kinds: str, dropout: float = 0.0) -> None:
-        super().__init__()
-        self.embedding = unrolled.nn.Embedding(11, INPUT, padding_idx=0)
-        self.layers = nn.ModuleList()
-        for width, kind in zip([INPUT, 2 * HIDDEN, 2 * HIDDEN], kinds or ("RNN",), strict=False):
-            layers = {"num_layers": 2, "dropout": dropout} if not self.layers else {}
-            self.layers.append(make(kind, width, HIDDEN, batch_first=True, bidirectional=True, **layers))
-        self.readout = unrolled.nn.Linear(2 * HIDDEN, CLASSES)
-        self.loss = unrolled.nn.CrossEntropyLoss(label_smoothing=0.1)
-
-    def forward(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
-        y = self.embedding(tokens)
-        for layer in self.layers:
-            y, (h, *_) = call(layer, y, lengths=lengths)
-        return self.readout(unrolled.nn.last(h, bidirectional=True))
-
-    def step(self, tokens: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
-        loss: Tensor = self.loss(self(tokens, lengths), target)
-        return loss
-
-
-def example(sequences: int = 3, steps: int = 6) -> tuple[Tensor, Tensor, Tensor]:
-    tokens = torch.randint(1, 11, (sequences, steps))
-    return tokens, torch.randint(0, steps + 1, (sequences,)), torch.randint(CLASSES, (sequences,))
-
-
-def gradients(model: nn.Module, loss: Tensor) -> list[Tensor]:
-    return list(torch.autograd.grad(loss, list(model.parameters())))
-
-
-class Recorder(TorchDispatchMode):
-    """The calls of our operators, as they reach the dispatcher."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: dict[str, tuple[Any, tuple[Any, ...]]] = {}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace == "unrolled":
-            self.calls[func.name()] = func, args
-        return func(*args, **(kwargs or {}))
-
-
-def recorded(name: str) -> dict[str, tuple[Any, tuple[Any, ...]]]:
-    with Recorder() as recorder:
-        for case in TEETH_CASES:
-            if case.name == name:
-                autograd(case.operator.operator, case.inputs())
-    return recorder.calls
-
-
-NAMES = list(dict.fromkeys(case.name for case in TEETH_CASES))
-
-
-def test_every_registered_operator_is_checked() -> None:
-    registered = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("unrolled::")}
-    assert registered == {call for name in NAMES for call in recorded(name)}
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_opcheck(name: str, backend: str) -> None:
-    for func, args in recorded(name).values():
-        plain = tuple(a.detach() if isinstance(a, Tensor) else a for a in args)
-        torch.library.opcheck(func, plain)
-        floats = tuple(a.requires_grad_() if isinstance(a, Tensor) and a.is_floating_point() else a for a in plain)
-        torch.library.opcheck(func, floats, test_utils=("test_schema", "test_faketensor"))
-
-
-# Inductor writes C++, so it needs what the core needs.
-COMPILERS = ["aot_eager", *(["inductor"] if shutil.which("g++") else [])]
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, from torch's own compiler
-@pytest.mark.parametrize("compiler", COMPILERS)
-def test_compile_without_a_break(compiler: str) -> None:
-    torch._dynamo.reset()
-    model = Classifier(*KINDS)
-    compiled = torch.compile(model.step, fullgraph=True, backend=compiler, dynamic=True)
-    for sequences, steps in ((3, 6), (5, 4), (2, 9)):
-        batch = example(sequences, steps)
-        loss, expected = compiled(*batch), model.step(*batch)
-        close(loss, expected.double(), 3 * HIDDEN)
-        for found, reference in zip(gradients(model, loss), gradients(model, expected), strict=True):
-            close(found, reference.double(), 2 * sequences * steps)
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, from torch's own compiler
-def test_compile_with_dropout_draws_new_masks_at_each_call() -> None:
-    torch._dynamo.reset()
-    model = Classifier("LSTM", dropout=0.5)
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    tokens, lengths, _ = example()
-    lengths.fill_(6)
-    assert not torch.equal(compiled(tokens, lengths), compiled(tokens, lengths))
-    same_bits(torch.compile(model.eval(), backend="aot_eager")(tokens, lengths), model(tokens, lengths))
-
-
-def test_export_with_free_batch_and_time() -> None:
-    model = Classifier(*KINDS).eval()
-    tokens, lengths, _ = example()
-    batch, time = torch.export.Dim("batch"), torch.export.Dim("time")
-    program = torch.export.export(model, (tokens, lengths), dynamic_shapes=({0: batch, 1: time}, {0: batch}))
-    for sequences, steps in ((3, 6), (1, 1), (7, 13)):
-        tokens, lengths, _ = example(sequences, steps)
-        close(program.module()(tokens, lengths), model(tokens, lengths).double(), 3 * HIDDEN)
 
 
 @every_kind
@@ -397,74 +258,3 @@ def test_the_meta_device_has_shapes(kind: str) -> None:
     y, last = call(rnn, torch.empty(4, 3, INPUT, device="meta"))
     assert y.shape == (4, 3, 2 * HIDDEN)
     assert [s.shape for s in last] == [(4, 3, HIDDEN)] * (1 + (kind == "LSTM"))
-
-
-class InAWorker(Dataset[list[Tensor]]):
-    """Items that are losses and gradients, computed where the item is fetched."""
-
-    def __init__(self, model: Classifier) -> None:
-        self.model, self.batch = model, example()
-
-    def __len__(self) -> int:
-        return 3
-
-    def __getitem__(self, index: int) -> list[Tensor]:
-        loss = self.model.step(*self.batch)
-        return [loss.detach(), *gradients(self.model, loss)]
-
-
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_in_a_forked_worker(backend: str) -> None:
-    torch.set_num_threads(2)
-    data = InAWorker(Classifier(*KINDS))
-    expected = data[0]
-    workers = DataLoader(data, batch_size=None, num_workers=2, multiprocessing_context="fork", timeout=60)
-    for item in workers:
-        for found, reference in zip(item, expected, strict=True):
-            close(found, reference.double(), 36)
-
-
-def test_several_python_threads_at_once(backend: str) -> None:
-    torch.set_num_threads(2)
-    data = InAWorker(Classifier(*KINDS))
-    expected = data[0]
-    with ThreadPoolExecutor(4) as pool:
-        for item in pool.map(data.__getitem__, range(40)):
-            for found, reference in zip(item, expected, strict=True):
-                close(found, reference.double(), 36)
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, from torch's own compiler
-def test_a_ragged_batch_through_compile_in_eager_parts() -> None:
-    rnn = unrolled.nn.GRU(INPUT, HIDDEN)
-    batch = Ragged(torch.randn(5, INPUT), [0, 2, 5])
-    y, h = torch.compile(rnn, backend="eager")(batch)
-    expected = rnn(batch)
-    same_bits(y.values, expected[0].values)
-    same_bits(h, expected[1])
-
-
-FORK = """
-import os, signal, sys, time, torch, unrolled
-torch.set_num_threads(2)
-rnn, x = unrolled.nn.RNN(64, 128), torch.randn(20, 8, 64)
-torch.randn(600, 600) @ torch.randn(600, 600)  # starts the threads that do not live on in a child
-if sys.argv[1] == "used before":
-    rnn(x)
-child = os.fork()
-if child == 0:
-    rnn(x)[1].sum().backward()
-    os._exit(7)
-deadline = time.monotonic() + 30
-while time.monotonic() < deadline:
-    done, status = os.waitpid(child, os.WNOHANG)
-    if done:
-        sys.exit(os.waitstatus_to_exitcode(status))
-    time.sleep(0.05)
-os.kill(child, signal.SIGKILL)
-"""
-
-
-@pytest.mark.parametrize("when", ["used before", "not used before"])
-def test_after_a_fork_the_core_does_not_wait_for_threads_that_are_gone(when: str) -> None:
-    assert subprocess.run([sys.executable, "-W", "ignore", "-c", FORK, when], timeout=60).returncode == 7

@@ -1,31 +1,24 @@
-"""The loop and what it leaves behind: schedules, folders, refusals, the guard against NaN, interruption."""
+"""The loop and what it leaves behind: folders, options, refusals, interruption, loading."""
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import signal
 import stat
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import nn
 
-import unrolled
 from toy import files, python, toy_config
-from unrolled import Ragged
-from unrolled.config import Config, TrainingConfig, parse_config, read_yaml
+from unrolled.config import Config, parse_config, read_yaml
 from unrolled.run import load, train
-from unrolled.training import Interrupted, NonFiniteError, Progress, checkpoint, fit, loop
-from unrolled.training.guard import find_nonfinite
-from unrolled.training.optimizer import clip_gradient, gradient_norm, make_optimizer
-from unrolled.training.schedule import Schedule
+from unrolled.training import Interrupted, Progress, checkpoint, loop
 from unrolled.training.session import Signals
 
 
@@ -35,153 +28,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(toy_config(tmp_path_factory.mktemp("run"))).folder
 
 
-# The learning rate
-
-
-def rates(steps: int, **options: Any) -> list[float]:
-    training, schedule = TrainingConfig(learning_rate=1.0, **options), Schedule()
-    return [schedule.rate(training, step, step / steps) for step in range(steps)]
-
-
-def test_warmup_rises_in_equal_steps_to_the_learning_rate() -> None:
-    assert rates(6, warmup_steps=4) == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
-
-
-def test_cosine_falls_from_the_end_of_the_warmup_to_zero() -> None:
-    found = rates(12, warmup_steps=2, scheduler="cosine")
-    expected = [0.5, 1.0, *((1 + math.cos(math.pi * k / 10)) / 2 for k in range(10))]
-    assert found == pytest.approx(expected, abs=1e-15)
-
-
-def test_the_last_step_of_a_run_by_epochs_is_one_and_the_run_by_steps_is_the_same(tmp_path: Path) -> None:
-    """The first step takes the whole rate, the last not 0: 192 training words are 12 batches of 16."""
-    options: dict[str, Any] = {"scheduler": "cosine", "eval_every": 1, "learning_rate": 1e-3}
-    found = []
-    for run, own in (("epochs", {"epochs": 1}), ("steps", {"epochs": 9, "max_steps": 12})):
-        folder = train(toy_config(tmp_path, run, **options, **own)).folder
-        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
-        found.append([line["learning_rate"] for line in lines])
-    expected = [1e-3 * (1 + math.cos(math.pi * k / 12)) / 2 for k in range(12)]
-    assert found[0] == pytest.approx(expected)
-    assert found[1] == pytest.approx(expected)
-    train(toy_config(tmp_path, "warm", scheduler="cosine", epochs=1, warmup_steps=11))  # one step left to fall in
-
-
-def test_plateau_decays_each_time_the_metric_stands_still() -> None:
-    training = TrainingConfig(learning_rate=1.0, scheduler="plateau", plateau_factor=0.1, plateau_patience=2)
-    schedule, found = Schedule(), []
-    for step, value in enumerate([0.5, 0.5, 0.4, 0.6, 0.6, 0.6, 0.6, 0.6]):
-        schedule.observe(training, value, step)
-        found.append(schedule.rate(training, step, 0.0))
-    assert found == pytest.approx([1, 1, 0.1, 0.1, 0.1, 0.01, 0.01, 0.001])
-
-
-def test_best_is_highest_and_for_the_loss_lowest_and_never_nan() -> None:
-    values = [math.nan, 0.5, 0.7, 0.7, 0.6, math.inf]
-    for metric, better in (("accuracy", [0, 1, 1, 0, 0, 0]), ("loss", [0, 1, 0, 0, 0, 0])):
-        schedule, training = Schedule(), TrainingConfig(metric=metric, patience=3)
-        assert [schedule.observe(training, value, i) for i, value in enumerate(values)] == [bool(b) for b in better]
-        assert schedule.exhausted(training)
-
-
-# The optimizer
-
-
-def test_norm_is_global_and_survives_the_range_of_float32() -> None:
-    model = nn.Linear(2, 1)
-    model.weight.grad, model.bias.grad = torch.tensor([[3e30, 0.0]]), torch.tensor([4e30])
-    norm = gradient_norm(model)
-    assert norm == pytest.approx(5e30)
-    clip_gradient(model, norm, 1.0)
-    torch.testing.assert_close(model.weight.grad, torch.tensor([[0.6, 0.0]]))
-    torch.testing.assert_close(model.bias.grad, torch.tensor([0.8]))
-
-
-def test_only_weight_matrices_decay() -> None:
-    model = unrolled.nn.RNN(2, 3, learn_initial_state=True)
-    decay = {
-        id(parameter): group["weight_decay"]
-        for group in make_optimizer(model, TrainingConfig(weight_decay=0.5)).param_groups
-        for parameter in group["params"]
-    }
-    found = {name: decay[id(parameter)] for name, parameter in model.named_parameters()}
-    weights = {"weight_ih_l0": 0.5, "weight_hh_l0": 0.5}
-    assert found == dict.fromkeys(found, 0.0) | weights
-
-
-# Folders replaced whole
-
-
-class Killed(BaseException):
-    """Stands for SIGKILL: nothing but the test catches it."""
-
-
-def killed_at(monkeypatch: pytest.MonkeyPatch, call: int) -> None:
-    """Die instead of making the `call`-th change to the file system."""
-    made = 0
-
-    def guarded(function: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            nonlocal made
-            made += 1
-            if made == call:
-                raise Killed
-            return function(*args, **kwargs)
-
-        return wrapper
-
-    for name in ("mkdir", "rename", "replace", "unlink", "rmdir", "fsync", "chmod", "open"):
-        monkeypatch.setattr(os, name, guarded(getattr(os, name)))
-
-
-def test_a_kill_at_any_moment_leaves_the_old_or_the_new_folder_whole(tmp_path: Path) -> None:
-    def writer(value: int) -> Callable[[Path], None]:
-        def write(draft: Path) -> None:
-            for name in ("a", "b"):
-                descriptor = os.open(draft / name, os.O_CREAT | os.O_WRONLY)
-                os.write(descriptor, str(value).encode())
-                os.close(descriptor)
-
-        return write
-
-    def content() -> set[bytes]:
-        place = checkpoint.committed(folder)
-        assert place is not None
-        found = files(place)
-        assert set(found) == {"a", "b"}
-        return set(found.values())
-
-    folder, calls, switched = tmp_path / "model-last", 0, []
-    while True:
-        calls += 1
-        checkpoint.remove(folder)
-        checkpoint.commit(folder, writer(1))
-        with pytest.MonkeyPatch.context() as patch:
-            killed_at(patch, calls)
-            try:
-                checkpoint.commit(folder, writer(2))
-                killed = False
-            except Killed:
-                killed = True
-        assert content() in ({b"1"}, {b"2"})
-        switched.append(content() == {b"2"})
-        checkpoint.commit(folder, writer(3))
-        assert content() == {b"3"}
-        assert [path.name for path in tmp_path.iterdir()] == ["model-last"]
-        if not killed:
-            break
-    assert calls > 12
-    assert switched == sorted(switched)
-    assert 0 < sum(switched) < len(switched)
+# The run folder
 
 
 def test_checkpoints_can_be_read_by_whom_new_files_can(run: Path) -> None:
     mode = stat.S_IMODE((run / "config.yaml").stat().st_mode)
     for path in (run / "model-best").iterdir():
         assert stat.S_IMODE(path.stat().st_mode) == mode, path
-
-
-# The run folder
 
 
 def test_run_folder_holds_what_is_promised_and_no_pickle(run: Path) -> None:
@@ -446,142 +299,6 @@ def test_a_second_ctrl_c_stops_at_once() -> None:
         assert signals.received == signal.SIGINT
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
-
-
-# The guard against NaN and infinity
-
-
-class Growth(nn.Module):
-    """h_t = relu(w h_{t-1} + x_t): one unit that grows without bound."""
-
-    def __init__(self, weight: float) -> None:
-        super().__init__()
-        self.rnn = unrolled.nn.RNN(1, 1, nonlinearity="relu", bias=False)
-        self.linear = unrolled.nn.Linear(1, 1)
-        with torch.no_grad():
-            self.rnn.weight_ih_l0.fill_(1.0)
-            self.rnn.weight_hh_l0.fill_(weight)
-            self.linear.weight.fill_(1.0)
-
-    def forward(self, inputs: Ragged) -> Tensor:
-        return self.linear(unrolled.nn.last(self.rnn(inputs)[1]))
-
-
-class GrowthTask:
-    """The mean of the final states of `sequences` is the loss."""
-
-    notes: ClassVar[list[str]] = []
-
-    def __init__(self, weight: float, sequences: list[list[float]]) -> None:
-        self.weight, self.splits = weight, {"train": list(enumerate(sequences))}
-
-    def build_model(self) -> nn.Module:
-        return Growth(self.weight)
-
-    def num_tokens(self, example: Any) -> int:
-        return len(example[1])
-
-    def collate(self, examples: Any) -> Any:
-        from unrolled.tasks.classify import Batch
-
-        inputs = Ragged.from_list([torch.tensor(values).reshape(-1, 1) for _, values in examples])
-        return Batch(inputs, torch.zeros(len(examples), dtype=torch.int64), [row + 100 for row, _ in examples])
-
-    def loss_sum(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
-        logits = model(batch.inputs)
-        return logits.sum(), torch.tensor(float(len(logits)))
-
-    def metrics(self, model: nn.Module, examples: Any, batch_size: int) -> dict[str, Any]:
-        return {}
-
-    def save(self, folder: Path) -> None:
-        (folder / "config.json").write_text("{}")
-
-
-@pytest.mark.parametrize(
-    ("weight", "sequences", "kind", "finding"),
-    [
-        (1e20, [[1.0], [1.0, 1.0, 1.0, 1.0], []], "loss", ("state h_t", "rnn (layer 0, forward)", 2, 101)),
-        (1e5, [[0.0, 1e-37] + [0.0] * 8, [1.0]], "gradient", ("gradient dh_t", "rnn (layer 0, forward)", 1, 100)),
-        (1.0, [[1.0], [1.0, math.nan, 1.0]], "loss", ("input", None, 1, 101)),
-        (math.inf, [[1.0]], "loss", ("parameter rnn.weight_hh_l0", None, None, None)),
-    ],
-)
-def test_nonfinite_stops_before_the_weights_change_and_names_layer_and_step(
-    weight: float, sequences: list[list[float]], kind: str, finding: tuple[Any, ...], tmp_path: Path
-) -> None:
-    task = GrowthTask(weight, sequences)
-    config = toy_config(tmp_path, batch_size=8, max_grad_norm=1.0)
-    with pytest.raises(NonFiniteError, match=f"step 0: the {kind} is not finite") as caught:
-        fit(config, lambda _: task)
-    folder = tmp_path / "run" / "nonfinite-0"
-    report = json.loads((folder / "report.json").read_text())
-    assert report["message"] == str(caught.value)
-    quantity, layer, step, row = finding
-    found = report["finding"]
-    assert (found["quantity"], found["layer"], found["step"]) == (quantity, layer, step)
-    assert found["sequence"] == (None if row is None else report["rows"].index(row))
-    assert (f"line {row} " in report["message"]) == (row is not None)
-    batch = load_file(folder / "batch.safetensors")
-    expected = task.collate([task.splits["train"][row - 100] for row in report["rows"]])
-    torch.testing.assert_close(batch["values"], expected.inputs.values, equal_nan=True)
-    assert batch["offsets"].tolist() == expected.inputs.offsets.tolist()
-    after = load_file(folder / "model.safetensors")
-    before = Growth(weight).state_dict()
-    assert all(torch.equal(after[name], before[name]) for name in ("rnn.weight_hh_l0", "linear.weight"))
-
-
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("RNN", {}),
-        ("LSTM", {}),
-        ("GRU", {}),
-        ("RNN", {"zoneout": 0.1, "recurrent_dropout": 0.1}),
-        ("LSTM", {"peephole": True}),
-        ("LSTM", {"proj_size": 1}),
-        ("GRU", {"reset": "before"}),
-    ],
-)
-@pytest.mark.parametrize("quantity", ["state h_t", "gradient dh_t"])
-def test_nonfinite_is_found_in_every_cell(name: str, options: dict[str, Any], quantity: str) -> None:
-    layer = getattr(unrolled.nn, name)(2, 2, num_layers=2, bidirectional=True, **options).eval()
-    x, weights = torch.zeros(5, 2), torch.zeros(5, 2 * (options.get("proj_size") or 2))
-    if quantity == "state h_t":
-        layer.weight_ih_l0_reverse.data[:] = torch.tensor([1e30, -1e30])
-        x[3] = 1e30  # infinity less infinity
-    else:
-        for parameter_name, parameter in layer.named_parameters():
-            nn.init.constant_(parameter, "weight_hr" in parameter_name)
-        layer.weight_hh_l1.data.fill_(1e4)
-        weights[4] = 1e38  # reaches the step before through W_hh
-    inputs = Ragged(x, [0, 2, 2, 5])
-    found = find_nonfinite(layer, inputs, lambda: (layer(inputs)[0].values * weights).sum())
-    direction = "layer 0, reverse" if quantity == "state h_t" else "layer 1, forward"
-    assert (found.quantity, found.step, found.sequence) == (quantity, 1, 2)
-    assert found.layer == f"{name} ({direction})"
-
-
-def test_weights_that_are_not_finite_are_never_kept(tmp_path: Path) -> None:
-    task = GrowthTask(0.5, [[1.0], [1.0]])
-    config = toy_config(tmp_path, optimizer="sgd", learning_rate=1e39, batch_size=1, eval_every=1)
-    with pytest.raises(NonFiniteError, match=r"after step 1 the parameter .* is not finite"):
-        fit(config, lambda _: task)
-    assert not (tmp_path / "run" / "model-last").exists()
-    assert not (tmp_path / "run" / "model-best").exists()
-
-
-def test_a_reverse_layer_above_is_named_with_the_step_of_the_sequence() -> None:
-    model = unrolled.nn.RNN(1, 1, num_layers=2, nonlinearity="relu", bias=False, bidirectional=True)
-    for name, parameter in model.named_parameters():
-        nn.init.constant_(parameter, 1e25 if name == "weight_hh_l1_reverse" else 0.1)
-    inputs = Ragged.from_list([torch.ones(2, 1), torch.ones(5, 1)])
-    found = find_nonfinite(model, inputs, lambda: model(inputs)[0].values.sum())
-    assert found is not None
-    assert (found.quantity, found.layer, found.step) == ("state h_t", "RNN (layer 1, reverse)", 2)
-    assert found.sequence == 1
-    nn.init.constant_(model.weight_hh_l1_reverse, 0.1)
-    assert find_nonfinite(model, inputs, lambda: model(inputs)[0].values.sum()) is None
 
 
 # Loading

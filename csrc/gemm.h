@@ -34,8 +34,7 @@ struct Columns {
   static constexpr int64_t kWidth = Simd<T>::width;
   static constexpr int64_t kGroup = (G == 1 ? kVectors : G) * kWidth;  // columns between two calls of the cell
   static int64_t count(int64_t H) { return padded<T>(H) * G; }
-  // The place of gate g of unit u, and back: the row gate * H + unit of the weights, or -1 for a unit beyond H.
-  static int64_t place(int64_t unit, int64_t gate) { return (unit / kWidth * G + gate) * kWidth + unit % kWidth; }
+  // The row gate * H + unit of the weights that stands there, or -1 for a unit beyond H.
   static int64_t row(int64_t column, int64_t H) {
     const int64_t unit = column / (G * kWidth) * kWidth + column % kWidth;
     return unit < H ? column / kWidth % G * H + unit : -1;

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 import unrolled
-from tolerances import NORMS as NORMS
 
 INPUT, HIDDEN = 3, 5
 
@@ -22,6 +22,9 @@ EVERY: dict[str, dict[str, Any]] = {
     "LSTM": {**_COMMON, "proj_size": 2, "zoneout": (0.2, 0.1), "peephole": True, "forget_bias": 1.0},
     "GRU": {**_COMMON, "reset": "before"},
 }
+KINDS = list(EVERY)
+every_kind = pytest.mark.parametrize("kind", KINDS)
+LENGTHS = [4, 0, 6, 1]
 
 
 def make(kind: str, dtype: torch.dtype = torch.float64, **options: Any) -> Any:

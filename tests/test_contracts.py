@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 import unrolled
 from cases import CASES, CELL_OPTIONS, Case
-from every_option import NORMS
 from peers import ids
-from tolerances import close, same_bits
+from tolerances import NORMS, close, same_bits
 from unrolled import Ragged
 from unrolled.verify.judges import differentiable
 

@@ -13,11 +13,21 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import unrolled
-from every_option import EVERY, INPUT, every_option, gradients, listed, packed_up, seeded, states, total
+from every_option import (
+    EVERY,
+    INPUT,
+    KINDS,
+    every_kind,
+    every_option,
+    gradients,
+    listed,
+    packed_up,
+    seeded,
+    states,
+    total,
+)
 from tolerances import GRADIENTS, HALF_GRADIENTS, HALF_REFUSED, HALF_STATES, NORMS, STATES, close, same_bits
 
-KINDS = list(EVERY)
-every_kind = pytest.mark.parametrize("kind", KINDS)
 LENGTHS = [6, 1, 4]
 from_torchs_compiler = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import pytest
 import torch
 
 import unrolled
 from every_option import (
-    EVERY,
     HIDDEN,
     INPUT,
+    LENGTHS,
+    every_kind,
     every_option,
     make,
     seeded,
@@ -21,10 +21,6 @@ from every_option import (
 )
 from tolerances import DEVIATIONS, NORMS, STATES, close, same_bits
 from unrolled import Ragged
-
-KINDS = list(EVERY)
-every_kind = pytest.mark.parametrize("kind", KINDS)
-LENGTHS = [4, 0, 6, 1]
 
 
 @every_kind

@@ -15,6 +15,8 @@ from every_option import (
     EVERY,
     HIDDEN,
     INPUT,
+    KINDS,
+    every_kind,
     gradients,
     listed,
     make,
@@ -26,10 +28,6 @@ from every_option import (
 )
 from peers import agree, ids
 from tolerances import GRADIENTS, NORMS, STATES, close, same_bits
-
-KINDS = list(EVERY)
-every_kind = pytest.mark.parametrize("kind", KINDS)
-
 
 IN_EVALUATION = [
     *({"kind": kind, **options} for kind in KINDS for options in ({}, {"layer_norm": True}, {"zoneout": 0.3})),

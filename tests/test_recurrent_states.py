@@ -13,6 +13,9 @@ from every_option import (
     EVERY,
     HIDDEN,
     INPUT,
+    KINDS,
+    LENGTHS,
+    every_kind,
     every_option,
     gradients,
     listed,
@@ -27,10 +30,6 @@ from every_option import (
 from peers import ids
 from tolerances import GRADIENTS, NORMS, STATES, close, same_bits
 from unrolled.ops.recurrence import record
-
-KINDS = list(EVERY)
-every_kind = pytest.mark.parametrize("kind", KINDS)
-LENGTHS = [4, 0, 6, 1]
 
 
 @every_kind

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from unrolled.nn._initial import check_sizes, initialise, shapes
-from unrolled.nn._recurrent import State
+from unrolled.nn._recurrent import Recurrent, State
 from unrolled.nn.recurrent import gru_cell
 from unrolled.ops.recurrence import CELLS, Weights, recurrence
 from unrolled.ragged import Rows
@@ -18,13 +18,6 @@ class _RecurrentCell(nn.Module):
     """What RNNCell, LSTMCell and GRUCell share: one step of the layer above, with torch's arguments and parameters."""
 
     _cell: str
-    _defaults: ClassVar[dict[str, Any]] = {
-        "bias": True,
-        "nonlinearity": "tanh",
-        "layer_norm": False,
-        "peephole": False,
-        "reset": "after",
-    }
     weight_hh: Tensor
 
     def __init__(
@@ -79,7 +72,7 @@ class _RecurrentCell(nn.Module):
         return after[0] if states == 1 else after
 
     def extra_repr(self) -> str:
-        changed = [f"{k}={value}" for k, value in self._given.items() if value != self._defaults[k]]
+        changed = [f"{k}={value}" for k, value in self._given.items() if value != Recurrent._options[k]]
         return ", ".join([str(self.input_size), str(self.hidden_size), *changed])
 
 

@@ -23,20 +23,20 @@ class Kind(NamedTuple):
     gates: int  # blocks of H rows in its weights
     states: int  # h, or h and c
     fields: Any  # the NamedTuple of what it keeps for the backward
+    kept: tuple[str, ...]  # of these the gates, each (N, H)
 
-    @property
-    def kept(self) -> tuple[str, ...]:
-        """Its gates by name, each (N, H)."""
-        return tuple(name for name in self.fields._fields if name != "norm")
+
+def _kind(equation: Cell, gates: int, states: int, fields: Any) -> Kind:
+    return Kind(equation, gates, states, fields, tuple(name for name in fields._fields if name != "norm"))
 
 
 CELLS = {
-    "rnn_tanh": Kind(RNN_TANH, 1, 1, Nothing),
-    "rnn_relu": Kind(RNN_RELU, 1, 1, Nothing),
-    "lstm": Kind(LSTM, 4, 2, LSTMGates),
-    "lstm_options": Kind(LSTM_OPTIONS, 4, 2, LSTMOptionsKept),  # with peepholes or a normalised memory
-    "gru": Kind(GRU, 3, 1, GRUGates),
-    "gru_before": Kind(GRU_BEFORE, 3, 1, GRUBeforeGates),
+    "rnn_tanh": _kind(RNN_TANH, 1, 1, Nothing),
+    "rnn_relu": _kind(RNN_RELU, 1, 1, Nothing),
+    "lstm": _kind(LSTM, 4, 2, LSTMGates),
+    "lstm_options": _kind(LSTM_OPTIONS, 4, 2, LSTMOptionsKept),  # with peepholes or a normalised memory
+    "gru": _kind(GRU, 3, 1, GRUGates),
+    "gru_before": _kind(GRU_BEFORE, 3, 1, GRUBeforeGates),
 }
 
 

@@ -91,24 +91,8 @@ def recurrence(
     h0, c0 = (*states, None)[:2]
     z = zoneout or Zoneout(0.0, 0.0, None, rows.start, 0)
     seed, keys = (z.seed, z.keys) if zoneout else (None, None)
-    given: list[Any] = [
-        cell,
-        x,
-        h0,
-        c0,
-        *weights,
-        mask,
-        seed,
-        keys,
-        rows.start,
-        rows.length,
-        z.h,
-        z.c,
-        z.layer,
-        bptt,
-        rows.step,
-    ]
-    p = Inputs(*given)
+    where = rows.start, rows.length
+    p = Inputs._make((cell, x, h0, c0, *weights, mask, seed, keys, *where, z.h, z.c, z.layer, bptt, rows.step))
     if equations_only():
         y, last, _ = equation_forward(p)
         return y, last

@@ -1,0 +1,80 @@
+// What the border to Python shares: arrays, checks, and the kernels of the chosen variant.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+
+#include <cstring>
+#include <string>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+#include "unrolled/core.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+template <class T, int N>
+using Array = nb::ndarray<T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
+template <class T, int N>
+using Input = nb::ndarray<const T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
+template <class T, int N>
+using OptionalInput = std::optional<Input<T, N>>;
+
+extern const unrolled::Variant* chosen;
+
+template <class T>
+const unrolled::Kernels<T>& kernels();
+template <>
+inline const unrolled::Kernels<float>& kernels() {
+  return *chosen->float32;
+}
+template <>
+inline const unrolled::Kernels<double>& kernels() {
+  return *chosen->float64;
+}
+
+inline void check(bool ok, const char* what) {
+  if (!ok) throw nb::value_error(what);
+}
+
+template <class A>
+int64_t size(const A& array, size_t axis) {
+  return static_cast<int64_t>(array.shape(axis));
+}
+
+template <class A>
+auto pointer(const std::optional<A>& array, int64_t expected, const char* what) -> decltype(array->data()) {
+  if (!array) return nullptr;
+  check(static_cast<int64_t>(array->size()) == expected, what);
+  return array->data();
+}
+
+// Large outputs are mostly memory that was never touched. The kernel hands it out about four times as fast in pages of 2 MB,
+// where it was told to.
+template <class A>
+void in_large_pages(const A& array) {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+  constexpr uintptr_t kPage = 2 << 20;
+  const uintptr_t begin = reinterpret_cast<uintptr_t>(array.data()), first = (begin + kPage - 1) / kPage * kPage;
+  const uintptr_t last = (begin + array.nbytes()) / kPage * kPage;
+  if (last > first) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+#else
+  (void)array;
+#endif
+}
+template <class A>
+void in_large_pages(const std::optional<A>& array) {
+  if (array) in_large_pages(*array);
+}
+
+template <class A>
+void clear(const A& array) {
+  std::memset(array.data(), 0, array.nbytes());
+}
+
+void define_recurrent(nb::module_& m);

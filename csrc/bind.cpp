@@ -56,13 +56,6 @@ void linear_backward(Input<T, 2> dy, Input<T, 2> x, Input<T, 2> weight, nb::ndar
                                dbias.data());
 }
 
-void report(int64_t bad, const int64_t* index, int64_t limit, const char* what) {
-  if (bad < 0) return;
-  const std::string text = std::string(what) + " " + std::to_string(index[bad]) + " at place " + std::to_string(bad) +
-                           " lies outside [0, " + std::to_string(limit) + ")";
-  throw nb::index_error(text.c_str());
-}
-
 template <class T>
 void embedding_forward(Input<int64_t, 1> token, Input<T, 2> weight, Array<T, 2> y, int threads) {
   const int64_t N = size(token, 0), V = size(weight, 0), E = size(weight, 1);
@@ -192,6 +185,11 @@ NB_MODULE(_core, m) {
   }, "The CPU variants this machine has, best first.");
   m.def("set_variant", set_variant, "name"_a, "Use another CPU variant, for tests.");
   define_recurrent(m);
+  define_attention(m);
+  define_additive_attention(m);
+  define_norm(m);
+  define_feed_forward(m);
+  define_linear_cross_entropy(m);
   define<float>(m);
   define<double>(m);
 }

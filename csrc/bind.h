@@ -77,4 +77,16 @@ void clear(const A& array) {
   std::memset(array.data(), 0, array.nbytes());
 }
 
+inline void report(int64_t bad, const int64_t* index, int64_t limit, const char* what) {
+  if (bad < 0) return;
+  const std::string text = std::string(what) + " " + std::to_string(index[bad]) + " at place " + std::to_string(bad) +
+                           " lies outside [0, " + std::to_string(limit) + ")";
+  throw nb::index_error(text.c_str());
+}
+
 void define_recurrent(nb::module_& m);
+void define_attention(nb::module_& m);
+void define_additive_attention(nb::module_& m);
+void define_norm(nb::module_& m);
+void define_feed_forward(nb::module_& m);
+void define_linear_cross_entropy(nb::module_& m);

@@ -51,6 +51,26 @@ int64_t cross_entropy_forward(const CrossEntropySizes&, const T* logits, const i
 template <class T>
 void cross_entropy_backward(const CrossEntropySizes&, const T* dloss, const T* logits, const T* log_sum,
                             const int64_t* target, const T* class_weight, T* dlogits);
+template <class T>
+void attention_forward(const AttentionForward<T>&);
+template <class T>
+void attention_backward(const AttentionBackward<T>&);
+template <class T>
+void additive_attention_forward(const AdditiveAttentionForward<T>&);
+template <class T>
+void additive_attention_backward(const AdditiveAttentionBackward<T>&);
+template <class T>
+void norm_forward(const NormForward<T>&);
+template <class T>
+void norm_backward(const NormBackward<T>&);
+template <class T>
+void rotary(const Rotary<T>&);
+template <class T>
+void feed_forward_forward(const FeedForwardForward<T>&);
+template <class T>
+void feed_forward_backward(const FeedForwardBackward<T>&);
+template <class T>
+int64_t linear_cross_entropy(const LinearCrossEntropy<T>&);
 
 }  // namespace UNROLLED_TARGET
 }  // namespace unrolled

@@ -46,7 +46,9 @@ template <class T>
 extern const Kernels<T> kKernels = {
     forward_of,       backward_of,      linear_forward,             linear_backward,
     embedding_forward, embedding_backward, dropout_forward,         mean_squared_error_forward,
-    mean_squared_error_backward, cross_entropy_forward, cross_entropy_backward, tanh_of, exp_of,
+    mean_squared_error_backward, cross_entropy_forward, cross_entropy_backward, attention_forward, attention_backward,
+    additive_attention_forward, additive_attention_backward, norm_forward, norm_backward, rotary,
+    feed_forward_forward, feed_forward_backward, linear_cross_entropy, tanh_of, exp_of,
 };
 
 extern const Kernels<float>* const float32;

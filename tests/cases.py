@@ -12,11 +12,16 @@ from typing import Any, NamedTuple
 
 import torch
 
+import attention_cases
+import feed_forward_cases
+import norm_cases
+import output_cases
 from covering import Option, covering
 from pairs import PAIRS
 from unrolled.verify.operators import OPERATORS, Operator
 
 JUDGED = {**OPERATORS, **PAIRS}
+FAMILIES = (norm_cases, feed_forward_cases, attention_cases, output_cases)
 
 
 class Case(NamedTuple):
@@ -131,6 +136,8 @@ OPTIONS: dict[str, list[Option]] = {
         {"rows": n, "units": u, "drawn": drawn} for n, u in ((3, 5), (0, 2), (1, 1)) for drawn in (True, False)
     ],
 }
+for family in FAMILIES:
+    OPTIONS |= family.OPTIONS
 
 CASES = [Case(name, options) for name in OPERATORS for options in OPTIONS[name]] + OPTION_CASES
 PAIR_CASES = [Case(name, options) for name in PAIRS for options in OPTIONS[name]]
@@ -169,6 +176,7 @@ LARGE_CASES = [
     Case("dropout", {"tokens": 701, "features": 97}),
     Case("mean_squared_error", {"shape": (701, 607)}),
     Case("cross_entropy", {"tokens": 701, "classes": 97, "weights": True, "label_smoothing": 0.1}),
+    *(Case(name, options) for family in FAMILIES for name, rows in family.LARGE.items() for options in rows),
 ]
 
 # Small, for the many mutants of test_teeth.py; between them they reach every line of every backward.
@@ -198,6 +206,8 @@ _TEETH: dict[str, list[Option]] = {
     "layer_norm": [{"rows": 2, "features": 3}],
     "zoneout": [{"rows": 2, "units": 3, "drawn": False}],
 }
+for family in FAMILIES:
+    _TEETH |= family.TEETH
 TEETH_CASES = [Case(name, options) for name in JUDGED for options in _TEETH[name]]
 
 # The same for the recurrence with options; the first meets most of the lines.

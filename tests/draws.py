@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from cases import LAYOUTS
+from cases import FAMILIES, LAYOUTS
 
 # Sizes around the vector lengths of every CPU variant (4, 8, 16 numbers), so that each tail is hit.
 _WIDTHS = st.one_of(
@@ -72,3 +72,5 @@ DRAWS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
         }
     ),
 }
+for family in FAMILIES:
+    DRAWS |= family.DRAWS

@@ -8,14 +8,14 @@
 #include <stddef.h>
 #include <stdint.h>
 
-namespace unrolled {
+#include "unrolled/additive_attention.h"
+#include "unrolled/attention.h"
+#include "unrolled/feed_forward.h"
+#include "unrolled/linear_cross_entropy.h"
+#include "unrolled/norm.h"
+#include "unrolled/sequences.h"
 
-// Where the sequences lie: step t of sequence b is row start[b] + t * step of the R rows.
-struct Rows {
-  const int64_t* start;   // [B]
-  const int64_t* length;  // [B]
-  int64_t step;
-};
+namespace unrolled {
 
 // A recurrent cell. G gates stand one below the other in its weights, torch's order; S numbers a unit are kept for the
 // backward: RNN (G 1, S 0), LSTM (i f g o; S 4: the gates), GRU (r z n; S 4: the gates and W_hn h + b_hn), the GRU that
@@ -147,6 +147,16 @@ struct Kernels {
   // dloss [N]; dlogits [N, C]
   void (*cross_entropy_backward)(const CrossEntropySizes&, const T* dloss, const T* logits, const T* log_sum,
                                  const int64_t* target, const T* class_weight, T* dlogits);
+  void (*attention_forward)(const AttentionForward<T>&);
+  void (*attention_backward)(const AttentionBackward<T>&);
+  void (*additive_attention_forward)(const AdditiveAttentionForward<T>&);
+  void (*additive_attention_backward)(const AdditiveAttentionBackward<T>&);
+  void (*norm_forward)(const NormForward<T>&);
+  void (*norm_backward)(const NormBackward<T>&);
+  void (*rotary)(const Rotary<T>&);
+  void (*feed_forward_forward)(const FeedForwardForward<T>&);
+  void (*feed_forward_backward)(const FeedForwardBackward<T>&);
+  int64_t (*linear_cross_entropy)(const LinearCrossEntropy<T>&);
   // y = tanh(x) and y = exp(x) of n numbers, for the tests of their accuracy
   void (*tanh)(int64_t n, const T* x, T* y);
   void (*exp)(int64_t n, const T* x, T* y);

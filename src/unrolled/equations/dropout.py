@@ -22,6 +22,23 @@ class DropoutSaved(NamedTuple):
     p: float
 
 
+class Dropping(NamedTuple):
+    """Which numbers an operator that drops inside itself drops: the mask of line (1), of the rows it acts on.
+
+    An operator that drops in several places, or in several heads, uses `layer`, `layer + 1` and on.
+    """
+
+    p: float
+    seed: Int[Tensor, ""]
+    layer: int
+    key: Int[Tensor, "N"]  # the sequence of each row
+    t: Int[Tensor, "N"]  # and its step
+
+    def mask(self, units: int, layer: int = 0) -> Float[Tensor, "N F"]:
+        """0 or 1 / (1 - p) in float64, for `units` numbers of each row, at `self.layer + layer`."""
+        return dropout_mask(self.seed, self.layer + layer, self.key, self.t, units, self.p)
+
+
 def dropout_forward(
     x: Float[Tensor, "N F"], seed: Int[Tensor, ""], layer: int, key: Int[Tensor, "N"], t: Int[Tensor, "N"], p: float
 ) -> tuple[Float[Tensor, "N F"], DropoutSaved]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 from torch.nn import functional as F
 
@@ -15,7 +15,11 @@ from unrolled.ops.linear import linear as linear_op
 from unrolled.ops.mean_squared_error import mean_squared_error as mean_squared_error_op
 from unrolled.verify import formulations as other
 from unrolled.verify import inputs as draw
-from unrolled.verify.judges import Function, Inputs
+from unrolled.verify.attentions import ATTENTIONS
+from unrolled.verify.feed_forwards import FEED_FORWARDS
+from unrolled.verify.norms import NORMS
+from unrolled.verify.operator import Operator
+from unrolled.verify.outputs import OUTPUTS
 from unrolled.verify.recurrences import plain_recurrence, torch_has, torch_recurrence
 from unrolled.verify.recurrent import (
     cancels,
@@ -25,22 +29,6 @@ from unrolled.verify.recurrent import (
     recurrent_operator,
     terms,
 )
-
-
-class Operator(NamedTuple):
-    """All functions take the operator's arguments by name; `forward` and `backward` those of `to_equation`."""
-
-    make: Callable[..., dict[str, Any]]  # (generator, dtype, **options): what is to be differentiated requires grad
-    operator: Function
-    forward: Function
-    backward: Function
-    plain: Function
-    peer: Function | None  # torch.nn's
-    length: Callable[[Inputs], int]  # terms in the longest sum
-    options: Sequence[dict[str, Any]]  # what a certificate covers
-    to_equation: Callable[[Inputs], dict[str, Any] | None] = dict  # None: no single call of the equation
-    cancels: Callable[[Inputs], float] = lambda _: 0.0  # the size of numbers whose difference a result may be
-    peer_has: Callable[[Inputs], bool] = lambda _: True  # whether the peer knows such inputs
 
 
 def _recurrent(make: Callable[..., dict[str, Any]], *more: dict[str, Any]) -> Operator:
@@ -67,7 +55,7 @@ def _recurrent(make: Callable[..., dict[str, Any]], *more: dict[str, Any]) -> Op
     )
 
 
-OPERATORS = {
+OPERATORS: dict[str, Operator] = {
     "rnn": _recurrent(draw.make_rnn, {"nonlinearity": "relu"}, {"proj_size": 3, "layer_norm": True}),
     "lstm": _recurrent(
         draw.make_lstm,
@@ -138,4 +126,8 @@ OPERATORS = {
             max(1.0, float(inputs["logits"].detach().abs().max())) if inputs["logits"].numel() else 1.0
         ),
     ),
+    **NORMS,
+    **FEED_FORWARDS,
+    **ATTENTIONS,
+    **OUTPUTS,
 }

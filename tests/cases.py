@@ -18,7 +18,8 @@ import norm_cases
 import output_cases
 from covering import Option, covering
 from pairs import PAIRS
-from unrolled.verify.operators import OPERATORS, Operator
+from unrolled.verify.operator import Operator
+from unrolled.verify.operators import OPERATORS
 
 JUDGED = {**OPERATORS, **PAIRS}
 FAMILIES = (norm_cases, feed_forward_cases, attention_cases, output_cases)

@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 from unrolled.equations.layer_norm import layer_norm_backward, layer_norm_forward
 from unrolled.equations.zoneout import zoneout_backward, zoneout_forward
 from unrolled.verify.inputs import normal
-from unrolled.verify.operators import Operator
+from unrolled.verify.operator import Operator
 
 
 def make_layer_norm(

@@ -19,7 +19,8 @@ from torch.utils import _pytree as pytree
 from unrolled.ops._backend import backends, use
 from unrolled.verify import judges
 from unrolled.verify.judges import FINITE_BOUND, bound, compare
-from unrolled.verify.operators import OPERATORS, Operator
+from unrolled.verify.operator import Operator
+from unrolled.verify.operators import OPERATORS
 
 Row = dict[str, Any]
 

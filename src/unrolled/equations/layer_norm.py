@@ -7,7 +7,7 @@ from typing import NamedTuple
 from jaxtyping import Float
 from torch import Tensor
 
-EPSILON = 1e-5
+EPSILON = 1e-5  # torch's, and that of the recurrent layers
 
 
 class LayerNormSaved(NamedTuple):
@@ -22,13 +22,16 @@ class LayerNormGrads(NamedTuple):
 
 
 def layer_norm_forward(
-    x: Float[Tensor, "N F"], gain: Float[Tensor, "F"], bias: Float[Tensor, "F"] | None
+    x: Float[Tensor, "N F"],
+    gain: Float[Tensor, "F"] | None,
+    bias: Float[Tensor, "F"] | None,
+    epsilon: float = EPSILON,
 ) -> tuple[Float[Tensor, "N F"], LayerNormSaved]:
     """Each row to mean 0 and variance 1, then a gain and a bias for each of its numbers.
 
     Definition, mean and var over the F numbers of a row::
 
-        scale = 1 / sqrt(var(x) + 1e-5)             (1)
+        scale = 1 / sqrt(var(x) + epsilon)          (1)
         normal = (x - mean(x)) * scale              (2)
         y = normal * gain + bias                    (3)
 
@@ -39,21 +42,23 @@ def layer_norm_forward(
         dgain = sum_n dy * normal
         dbias = sum_n dy
 
-    Shapes: x (N, F), gain and bias (F,).
+    Shapes: x (N, F), gain and bias (F,), or None for a gain of 1 and a bias of 0.
     Edges: a row of equal numbers gives y = bias.
-    Source: Ba 2016, equation 3.
+    Source: Ba 2016, equation 3; epsilon, 1e-5 as in torch, is not in the paper.
     Derivation: docs/en/recurrent_options.md.
     """
     centred = x - x.mean(1, keepdim=True)
-    scale = ((centred * centred).mean(1, keepdim=True) + EPSILON).rsqrt()  # (1)
+    scale = ((centred * centred).mean(1, keepdim=True) + epsilon).rsqrt()  # (1)
     normal = centred * scale  # (2)
-    y = normal * gain  # (3)
+    y = normal if gain is None else normal * gain  # (3)
     return y if bias is None else y + bias, LayerNormSaved(normal, scale)
 
 
-def layer_norm_backward(dy: Float[Tensor, "N F"], saved: LayerNormSaved, gain: Float[Tensor, "F"]) -> LayerNormGrads:
+def layer_norm_backward(
+    dy: Float[Tensor, "N F"], saved: LayerNormSaved, gain: Float[Tensor, "F"] | None
+) -> LayerNormGrads:
     normal, scale = saved
-    dnormal = dy * gain  # (3)
+    dnormal = dy if gain is None else dy * gain  # (3)
     slope = (dnormal * normal).mean(1, keepdim=True)
     dx = scale * (dnormal - dnormal.mean(1, keepdim=True) - normal * slope)  # (2), (1)
     return LayerNormGrads(dx, (dy * normal).sum(0), dy.sum(0))  # (3)

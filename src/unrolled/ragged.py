@@ -149,6 +149,26 @@ class Rows(NamedTuple):
         return Rows(self.start + (self.length - 1) * self.step, -self.step, self.length)
 
 
+def pad_rows(x: Tensor, rows: Rows) -> Tensor:
+    """(B, T, ...) the steps of each sequence out of `x` (R, ...), T the longest; 0 beyond a length."""
+    live, index = _steps(rows)
+    return x.new_zeros(*live.shape, *x.shape[1:]).index_put((live,), x[index])
+
+
+def unpad_rows(padded: Tensor, rows: Rows, count: int) -> Tensor:
+    """Back to `count` rows (R, ...); a row of no sequence is 0."""
+    live, index = _steps(rows)
+    return padded.new_zeros(count, *padded.shape[2:]).index_put((index,), padded[live])
+
+
+def _steps(rows: Rows) -> tuple[Tensor, Tensor]:
+    """(B, T) which steps there are, and for each of those its row."""
+    longest = int(rows.length.max()) if len(rows.length) else 0
+    t = torch.arange(longest, device=rows.length.device)
+    live = t < rows.length[:, None]
+    return live, (rows.start[:, None] + t * rows.step)[live]
+
+
 def live_rows(rows: Rows) -> tuple[Tensor, list[Tensor]]:
     """Which row each step reads: `order` (B,), longest first, and for each step the rows of the sequences still alive.
 

@@ -1,0 +1,174 @@
+"""Scaled dot-product attention of several heads, over sequences of different lengths."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from unrolled.equations.dropout import Dropping
+from unrolled.ragged import Rows, pad_rows, unpad_rows
+
+
+class AttentionSaved(NamedTuple):
+    q: Float[Tensor, "N D"]
+    k: Float[Tensor, "M D"]
+    v: Float[Tensor, "M E"]
+    o: Float[Tensor, "N E"]
+    log_sum: Float[Tensor, "N A"]
+    queries: Rows
+    keys: Rows
+    causal: bool
+    mask: Float[Tensor, "#B #A #Q #K"] | Bool[Tensor, "#B #A #Q #K"] | None
+    slopes: Float[Tensor, "A"] | None
+    scale: float
+    dropping: Dropping | None
+
+
+class AttentionGrads(NamedTuple):
+    dq: Float[Tensor, "N D"]
+    dk: Float[Tensor, "M D"]
+    dv: Float[Tensor, "M E"]
+    dmask: Float[Tensor, "#B #A #Q #K"] | None
+    dslopes: Float[Tensor, "A"] | None
+
+
+def attention_forward(
+    q: Float[Tensor, "N D"],
+    k: Float[Tensor, "M D"],
+    v: Float[Tensor, "M E"],
+    heads: int,
+    queries: Rows,
+    keys: Rows,
+    causal: bool = False,
+    mask: Float[Tensor, "_ _ _ _"] | Bool[Tensor, "_ _ _ _"] | None = None,
+    slopes: Float[Tensor, "A"] | None = None,
+    scale: float | None = None,
+    dropping: Dropping | None = None,
+) -> tuple[Float[Tensor, "N E"], Float[Tensor, "B A Q K"], AttentionSaved]:
+    """Each query reads the values of the keys of its sequence: their mean, by weights that its products with them give.
+
+    Definition, for query i of Tq and key j of Tk of a sequence, in each head, F its numbers of a query, m the dropout::
+
+        s_ij = q_i . k_j / sqrt(F) + mask_ij - slope |i + Tk - Tq - j|     (1)
+        l_i = log sum_j exp(s_ij)                                          (2)
+        p_ij = exp(s_ij - l_i)                                             (3)
+        w_ij = p_ij m_ij                                                   (4)
+        o_i = sum_j w_ij v_j                                               (5)
+
+    Gradient, dw'_ij that of the weights where they are an output; no Jacobian matrix, a row has one number in common::
+
+        dv_j = sum_i w_ij do_i
+        dw_ij = do_i . v_j + dw'_ij
+        ds_ij = p_ij (m_ij dw_ij - c_i)
+        c_i = sum_j p_ij m_ij dw_ij = do_i . o_i + sum_j w_ij dw'_ij
+        dq_i = sum_j ds_ij k_j / sqrt(F)
+        dk_j = sum_i ds_ij q_i / sqrt(F)
+        dmask_ij = ds_ij
+        dslope = - sum_ij ds_ij |i + Tk - Tq - j|
+
+    Shapes: q (N, A * F), k (M, A * F), v (M, A * G), the heads side by side; `queries` and `keys` say where the steps
+    of the B sequences lie among the N and the M rows; o (N, A * G), weights w (B, A, Tq, Tk), padded to the longest.
+    mask (B, A, Tq, Tk), each dimension that or 1, or longer, which is not read: true where i may attend to j, or
+    numbers. slopes (A,). `scale` stands for 1 / sqrt(F). `causal`: s_ij = -inf for j > i + Tk - Tq, so that the last
+    query sees every key. `dropping` has a key and a t for each row of q; head a uses its layer + a, key j is unit j.
+    Edges: s_ij = -inf rules j out. A query that may attend to nothing, and a row of no sequence, has o = 0, l = 0 and
+    w = 0, and passes no gradient on.
+    Source: Vaswani 2017, equation 1 and section 3.2.2; dropout of the weights as its authors' code has it; the row
+    identity and l in the place of w: Dao 2022, appendix B; the slopes: Press 2022, section 3.
+    Derivation: docs/en/self_attention.md.
+    """
+    scale = (q.shape[1] // heads) ** -0.5 if scale is None else scale
+    saved = AttentionSaved(q, k, v, v, v, queries, keys, causal, mask, slopes, scale, dropping)
+    s = _scores(saved, heads)
+    log_sum = s.logsumexp(3)  # (2)
+    log_sum = torch.where(log_sum == -torch.inf, 0, log_sum)
+    w = (s - log_sum[..., None]).exp()  # (3)
+    if dropping is not None:
+        w = w * _dropout(saved, w)  # (4)
+    o = _joined(w @ _split(v, keys, heads), queries, len(q))  # (5)
+    return o, w, saved._replace(o=o, log_sum=unpad_rows(log_sum.transpose(1, 2), queries, len(q)))
+
+
+def attention_backward(
+    do: Float[Tensor, "N E"], dweights: Float[Tensor, "B A Q K"] | None, saved: AttentionSaved
+) -> AttentionGrads:
+    q, k, v, o, log_sum, queries, keys, _, mask, slopes, scale, _ = saved
+    heads = log_sum.shape[1]
+    do_heads = _split(do, queries, heads)
+    p = (_scores(saved, heads) - pad_rows(log_sum, queries).transpose(1, 2)[..., None]).exp()  # (3)
+    w, dw = p, do_heads @ _split(v, keys, heads).transpose(2, 3)  # (5)
+    m = None if saved.dropping is None else _dropout(saved, p)
+    if m is not None:
+        w = p * m  # (4)
+    common = (do_heads * _split(o, queries, heads)).sum(3, keepdim=True)
+    if dweights is not None:
+        dw, common = dw + dweights, common + (w * dweights).sum(3, keepdim=True)
+    dp = dw if m is None else dw * m  # (4)
+    ds = p * (dp - common)  # (3), (2)
+    dq = scale * (ds @ _split(k, keys, heads))  # (1)
+    dk = scale * (ds.transpose(2, 3) @ _split(q, queries, heads))  # (1)
+    dv = w.transpose(2, 3) @ do_heads  # (5)
+    return AttentionGrads(
+        dq=_joined(dq, queries, len(q)),
+        dk=_joined(dk, keys, len(k)),
+        dv=_joined(dv, keys, len(v)),
+        dmask=None if mask is None or mask.dtype == torch.bool else _sum_to(mask, ds),
+        dslopes=None if slopes is None else -(ds * distance(queries, keys).abs()).sum((0, 2, 3)),
+    )
+
+
+def _scores(saved: AttentionSaved, heads: int) -> Float[Tensor, "B A Q K"]:
+    """Line (1), -inf where a query may not attend to a key, or where there is none."""
+    queries, keys, mask = saved.queries, saved.keys, saved.mask
+    q, k = _split(saved.q, queries, heads), _split(saved.k, keys, heads)
+    s = saved.scale * (q @ k.transpose(2, 3))
+    if mask is not None and mask.dtype != torch.bool:
+        s = s + mask[:, :, : s.shape[2], : s.shape[3]]
+    if saved.slopes is not None:
+        s = s - saved.slopes[:, None, None] * distance(queries, keys).abs()  # (1)
+    return torch.where(_seen(saved, s), s, -torch.inf)
+
+
+def _seen(saved: AttentionSaved, s: Float[Tensor, "B A Q K"]) -> Bool[Tensor, "B #A Q K"]:
+    """Which keys a query may attend to."""
+    queries, keys, mask = saved.queries, saved.keys, saved.mask
+    i, j = (torch.arange(n, device=s.device) for n in s.shape[2:])
+    seen = (i < queries.length[:, None])[:, None, :, None] & (j < keys.length[:, None])[:, None, None, :]
+    if saved.causal:
+        seen = seen & (distance(queries, keys) > -1)
+    if mask is not None and mask.dtype == torch.bool:
+        seen = seen & mask[:, :, : s.shape[2], : s.shape[3]]
+    return seen
+
+
+def _dropout(saved: AttentionSaved, w: Float[Tensor, "B A Q K"]) -> Float[Tensor, "B A Q K"]:
+    """m of line (4)."""
+    assert saved.dropping is not None
+    masks = [saved.dropping.mask(w.shape[3], head) for head in range(w.shape[1])]
+    return pad_rows(torch.stack(masks, 1).to(w.dtype), saved.queries).transpose(1, 2)
+
+
+def _sum_to(mask: Float[Tensor, "_ _ _ _"], ds: Float[Tensor, "B A Q K"]) -> Float[Tensor, "_ _ _ _"]:
+    """The gradient of a mask: over the dimensions along which it was repeated, a sum."""
+    dmask = torch.zeros_like(mask)
+    read = dmask[:, :, : ds.shape[2], : ds.shape[3]]
+    read += ds.sum_to_size(read.shape)
+    return dmask
+
+
+def distance(queries: Rows, keys: Rows) -> Tensor:
+    """(B, 1, Tq, Tk) how far key j lies before query i, where the last of each stand side by side: i + Tk - Tq - j."""
+    first = keys.length - queries.length
+    i, j = (torch.arange(int(rows.length.max()) if len(first) else 0, device=first.device) for rows in (queries, keys))
+    return i[:, None] + first[:, None, None, None] - j
+
+
+def _split(x: Float[Tensor, "N D"], rows: Rows, heads: int) -> Float[Tensor, "B A T F"]:
+    return pad_rows(x.reshape(len(x), heads, x.shape[1] // heads), rows).transpose(1, 2)
+
+
+def _joined(x: Float[Tensor, "B A T F"], rows: Rows, count: int) -> Float[Tensor, "N D"]:
+    return unpad_rows(x.transpose(1, 2), rows, count).flatten(1)

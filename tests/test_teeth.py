@@ -179,6 +179,19 @@ EQUIVALENT: dict[str, dict[str, str]] = {
     "embedding": {},
     "mean_squared_error": {},
     "cross_entropy": {},
+    "activation": {
+        "activation_derivative, scale x in return (x > 0).to(x.dtype)": "a positive factor does not change the sign",
+        "activation_derivative, another comparison in x > 0 in return (x > 0).to(x.dtype)": "no number is 0 here; "
+        "test_feed_forward.py has one",
+    },
+    "feed_forward": {
+        f"feed_forward_backward, shift {what} in return FeedForwardGrads(dx, da.T @ x, da.sum(0), dy.T @ h, dy.sum(0), "
+        f"{end}": ORDER
+        for what, end in (
+            *((what, "None, None)") for what in ("da", "dy")),
+            *((what, "dgate.T @ x, dgate.s ...") for what in ("da", "dy", "dgate")),
+        )
+    },
 }
 
 # Changes that finite differences cannot see and the independent formulation does.
@@ -220,6 +233,7 @@ FEWEST = {
     **{"recurrence": 250, "rnn_tanh": 40, "rnn_relu": 25, "lstm": 250, "gru": 200},
     **{"options": 700, "lstm_options": 500, "gru_before": 120, "reset": 30, "layer_norm": 100, "zoneout": 25},
     **{"linear": 30, "embedding": 20, "dropout": 60, "mean_squared_error": 30, "cross_entropy": 100},
+    **{"activation": 100, "feed_forward": 100},
 }
 
 Judge = Callable[[Any], bool]  # whether it lets a backward pass

@@ -53,7 +53,7 @@ def activation_backward(dy: Float[Tensor, "*shape"], saved: ActivationSaved) -> 
 def activate(x: Float[Tensor, "*shape"], kind: Kind) -> Float[Tensor, "*shape"]:
     """The value."""
     if kind == "relu":
-        return x.clamp(min=0)  # (1)
+        return torch.relu(x)  # (1)
     if kind == "gelu":
         return x * _normal_distribution(x)  # (2)
     if kind == "gelu_tanh":

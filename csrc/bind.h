@@ -7,6 +7,7 @@
 #include <nanobind/stl/string.h>
 
 #include <cstring>
+#include <initializer_list>
 #include <string>
 
 #if defined(__linux__)
@@ -52,6 +53,34 @@ auto pointer(const std::optional<A>& array, int64_t expected, const char* what) 
   if (!array) return nullptr;
   check(static_cast<int64_t>(array->size()) == expected, what);
   return array->data();
+}
+
+// The pointer of an array of the given shape; null for None, which `required` refuses.
+template <class A>
+auto shaped(const std::optional<A>& array, std::initializer_list<int64_t> shape, bool required, const char* what)
+    -> decltype(array->data()) {
+  if (!array) {
+    check(!required, what);
+    return nullptr;
+  }
+  size_t axis = 0;
+  for (const int64_t n : shape) check(size(*array, axis++) == n, what);
+  return array->data();
+}
+
+// A row outside memory would be written to: the last check before pointers. `tokens`: how many rows belong to a sequence.
+inline unrolled::Rows rows_of(const Input<int64_t, 1>& start, const Input<int64_t, 1>& length, int64_t step, int64_t R, int64_t B,
+                              int64_t& tokens) {
+  tokens = 0;
+  check(size(start, 0) == B && size(length, 0) == B, "start and length must have one number for each sequence");
+  for (int64_t b = 0; b < B; ++b) {
+    const int64_t n = length.data()[b], first = start.data()[b];
+    check(n >= 0 && n <= R, "a length lies outside [0, rows]");
+    const int64_t last = first + (n - 1) * step;
+    check(n == 0 || (first >= 0 && first < R && last >= 0 && last < R), "a sequence leaves the rows of memory");
+    tokens += n;
+  }
+  return {start.data(), length.data(), step};
 }
 
 // Large outputs are mostly memory that was never touched. The kernel hands it out about four times as fast in pages of 2 MB,

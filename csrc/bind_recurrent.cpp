@@ -1,24 +1,7 @@
 // The border to Python of the recurrent kernels: checks shapes, releases the lock, calls.
-#include <initializer_list>
-
 #include "bind.h"
 
 namespace {
-
-// A row outside memory would be written to: the last check before pointers. `tokens`: how many rows belong to a sequence.
-unrolled::Rows rows_of(const Input<int64_t, 1>& start, const Input<int64_t, 1>& length, int64_t step, int64_t R, int64_t B,
-                       int64_t& tokens) {
-  tokens = 0;
-  check(size(start, 0) == B && size(length, 0) == B, "start and length must have one number for each sequence");
-  for (int64_t b = 0; b < B; ++b) {
-    const int64_t n = length.data()[b], first = start.data()[b];
-    check(n >= 0 && n <= R, "a length lies outside [0, rows]");
-    const int64_t last = first + (n - 1) * step;
-    check(n == 0 || (first >= 0 && first < R && last >= 0 && last < R), "a sequence leaves the rows of x");
-    tokens += n;
-  }
-  return {start.data(), length.data(), step};
-}
 
 struct CellOf {
   unrolled::Cell cell;
@@ -34,19 +17,6 @@ CellOf cell_of(const std::string& name) {
   if (name == "gru") return {unrolled::Cell::gru, 3, 4, false};
   if (name == "gru_before") return {unrolled::Cell::gru_before, 3, 3, false};
   throw nb::value_error(("no cell is called " + name).c_str());
-}
-
-// The pointer of an array of the given shape; null for None, which `required` refuses.
-template <class A>
-auto shaped(const std::optional<A>& array, std::initializer_list<int64_t> shape, bool required, const char* what)
-    -> decltype(array->data()) {
-  if (!array) {
-    check(!required, what);
-    return nullptr;
-  }
-  size_t axis = 0;
-  for (const int64_t n : shape) check(size(*array, axis++) == n, what);
-  return array->data();
 }
 
 // The options, checked against the sizes; sets how many blocks are kept for each row.

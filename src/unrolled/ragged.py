@@ -156,9 +156,9 @@ def pad_rows(x: Tensor, rows: Rows) -> Tensor:
 
 
 def unpad_rows(padded: Tensor, rows: Rows, count: int) -> Tensor:
-    """Back to `count` rows (R, ...); a row of no sequence is 0."""
+    """Back to `count` rows (R, ...): 0 for a row of no sequence, the sum for a row of several."""
     live, index = _steps(rows)
-    return padded.new_zeros(count, *padded.shape[2:]).index_put((index,), padded[live])
+    return padded.new_zeros(count, *padded.shape[2:]).index_put((index,), padded[live], accumulate=True)
 
 
 def _steps(rows: Rows) -> tuple[Tensor, Tensor]:

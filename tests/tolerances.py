@@ -34,6 +34,11 @@ HALF_STATES = 1
 HALF_GRADIENTS = 4
 HALF_REFUSED = 1.1
 
+# "No larger than torch's error": the root mean square of ours, over some hundred rows, is itself known to a few percent;
+# and where both are mere roundings of the result (half a unit in the last place at most) the smaller is chance.
+AS_EXACT = 1.1
+ROUNDED = torch.finfo(torch.float32).eps / 2
+
 # A rate measured over n draws lies within 5 standard deviations of its expectation, except once in 1.7 million runs.
 DEVIATIONS = 5.0
 

@@ -204,12 +204,12 @@ def check_lengths(lengths: Lengths, sequences: int, longest: int) -> Tensor:
     return lengths
 
 
-def check_keys(keys: Lengths, sequences: int) -> Tensor:
+def check_keys(keys: Lengths, sequences: int, name: str = "keys") -> Tensor:
     """`keys` as int64 (B,), a whole number for each sequence; else ValueError or TypeError."""
-    keys = _integers(keys, "keys")
+    keys = _integers(keys, name)
     if keys.shape != (sequences,):
         raise ValueError(
-            f"keys must have one number for each of {sequences} sequences, found shape {tuple(keys.shape)}"
+            f"{name} must have one number for each of {sequences} sequences, found shape {tuple(keys.shape)}"
         )
     return keys
 

@@ -6,6 +6,10 @@ from unrolled.nn.basic import Linear as Linear
 from unrolled.nn.convert import convert as convert
 from unrolled.nn.losses import CrossEntropyLoss as CrossEntropyLoss
 from unrolled.nn.losses import MSELoss as MSELoss
+from unrolled.nn.norms import LayerNorm as LayerNorm
+from unrolled.nn.norms import RMSNorm as RMSNorm
+from unrolled.nn.positions import LearnedPositions as LearnedPositions
+from unrolled.nn.positions import SinusoidalPositions as SinusoidalPositions
 from unrolled.nn.recurrent import GRU as GRU
 from unrolled.nn.recurrent import LSTM as LSTM
 from unrolled.nn.recurrent import RNN as RNN

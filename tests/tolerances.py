@@ -34,8 +34,8 @@ HALF_STATES = 1
 HALF_GRADIENTS = 4
 HALF_REFUSED = 1.1
 
-# "No larger than torch's error": the root mean square of ours, over some hundred rows, is itself known to a few percent;
-# and where both are mere roundings of the result (half a unit in the last place at most) the smaller is chance.
+# "No larger than torch's error": the root mean square of ours, over some hundred rows, is known to a few percent,
+# and where both are mere roundings of the result, half a unit in the last place at most, the smaller is chance.
 AS_EXACT = 1.1
 ROUNDED = torch.finfo(torch.float32).eps / 2
 

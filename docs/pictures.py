@@ -1,25 +1,28 @@
 """Draws the pictures of the pages, light and dark, into docs/_static: `python docs/pictures.py`.
 
-`unrolled` is a diagram. `gradient_reach`, `lstm_reach` and `option_reach` are measurements: the gradients of the states
-by the closed form, for a loss on the last state.
+`unrolled` and `transformer` are diagrams. The rest are measurements: `gradient_reach`, `lstm_reach`, `option_reach` and
+`attention_reach` of the gradients of the states, by the closed form.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from diagrams import draw_transformer, draw_unrolled
+from drawing import COLOURS, FAINT, INK, SOFT, svg, text
 from torch import Tensor
 
 from unrolled.equations.lstm import LSTM
 from unrolled.equations.recurrence import Cell, recurrence_backward, recurrence_forward
 from unrolled.equations.rnn import RNN_TANH
 from unrolled.nn import RNN
+from unrolled.ops.additive_attention import additive_attention
 from unrolled.ops.recurrence import record
+from unrolled.ragged import Rows
 
 T, B, H = 100, 64, 128
 RADII = (0.8, 1.0, 1.2, 1.5)
@@ -29,15 +32,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "zoneout = 0.3": {"zoneout": 0.3},
     "layer norm": {"layer_norm": True},
     "orthogonal": {"recurrent_init": "orthogonal"},
-}
-
-INK = {"": "#1f2328", "_dark": "#e6edf3"}
-FAINT = {"": "#d8dee4", "_dark": "#343b44"}
-SOFT = {"": "#656d76", "_dark": "#9198a1"}
-FILL = {"": "#f3f6f8", "_dark": "#1d2229"}
-COLOURS = {
-    "": ("#1f6feb", "#0f8a7e", "#b26a00", "#cf222e"),
-    "_dark": ("#6cb0ff", "#56c9bb", "#e3b341", "#ff7b72"),
 }
 
 
@@ -101,30 +95,24 @@ def option_reach(**options: Any) -> Tensor:
     return quartiles(torch.cat([h0.grad, records[0].gradients["dh"].view(T, B, H)]).norm(dim=2))
 
 
-def svg(width: int, height: int, body: list[str], label: str) -> str:
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" aria-label="{label}"'
-        """ font-family="'STIX Two Text','STIX Two Math','Times New Roman','DejaVu Serif',serif">"""
-    )
-    return "\n".join([head, *body, "</svg>", ""])
-
-
-def text(
-    x: float, y: float, markup: str, colour: str, anchor: str = "middle", size: int = 17, slant: str = "italic"
-) -> str:
-    """`markup` in italics; `_{...}` and `^{...}` go down and up, `~{...}` is upright."""
-    shifts = {"_": (5, 'font-size="70%"'), "^": (-7, 'font-size="70%"'), "~": (0, 'font-style="normal"')}
-    out = ""
-    for kind, inside, plain in re.findall(r"([_^~])\{(.*?)\}|(.)", markup):
-        if plain:
-            out += plain
-            continue
-        shift, look = shifts[kind]
-        out += f'<tspan dy="{shift}" {look}>{inside}</tspan>' + (
-            f'<tspan dy="{-shift}">&#8203;</tspan>' if shift else ""
-        )
-    place = f'x="{x:g}" y="{y:g}" text-anchor="{anchor}"'
-    return f'<text {place} fill="{colour}" font-size="{size}" font-style="{slant}">{out}</text>'
+def reading_reach(attended: bool) -> Tensor:
+    """|dh_t| / |do| of an untrained tanh layer, o being its last state or what additive attention reads of all."""
+    torch.manual_seed(0)
+    layer = RNN(16, H, dtype=torch.float64)
+    h0 = torch.zeros(1, B, H, dtype=torch.float64, requires_grad=True)
+    with record() as records:
+        y, _ = layer(torch.randn(T, B, 16, dtype=torch.float64), h0)
+    q, weight_k, v = (torch.randn(shape, dtype=torch.float64) / H**0.5 for shape in ((B, H), (H, H), (H,)))
+    o = y[-1]
+    if attended:
+        queries, keys = (Rows(torch.arange(B), B, torch.full((B,), n)) for n in (1, T))
+        h = y.flatten(0, 1)
+        o = additive_attention(q, h @ weight_k.T, h, v, queries=queries, keys=keys)
+    do = torch.randn(B, H, dtype=torch.float64)
+    (o * do).sum().backward()
+    assert h0.grad is not None
+    dh = torch.cat([h0.grad, records[0].gradients["dh"].view(T, B, H)]).norm(dim=2) / do.norm(dim=1)
+    return dh.quantile(torch.tensor([0.25, 0.5, 0.75], dtype=dh.dtype), dim=1)
 
 
 class Curves(NamedTuple):
@@ -135,6 +123,7 @@ class Curves(NamedTuple):
     names: list[str]
     measured: list[Tensor]
     expected: list[Tensor]
+    unit: str = ""  # what the norm is relative to, if not that of the last state
 
 
 def radii() -> Curves:
@@ -154,9 +143,15 @@ def options() -> Curves:
     return Curves("h", "with four options", [f"~{{{name}}}" for name in OPTIONS], measured, [])
 
 
+def readings() -> Curves:
+    measured = [reading_reach(attended) for attended in (False, True)]
+    names = ["o~{ = }h_{T}", "o~{ = }∑_{t} p_{t} h_{t}"]
+    return Curves("h", "read from the last state and by attention", names, measured, [], "~{d}o")
+
+
 def draw_norms(curves: Curves, theme: str) -> str:
     """Median and middle half of each curve over t."""
-    state, label, names, measured, expected = curves
+    state, label, names, measured, expected, unit = curves
     left, right, top, bottom, width, height = 70, 40, 44, 50, 820, 410
     low, high = -12, 4
 
@@ -179,8 +174,9 @@ def draw_norms(curves: Curves, theme: str) -> str:
     for t in range(0, T + 1, 20):
         body.append(text(px(t), height - bottom + 24, f"~{{{t}}}" if t < T else "T~{ = 100}", SOFT[theme], size=15))
     body.append(text(px(T / 2), height - 8, "t", INK[theme]))
-    body.append(text(left, 22, f"‖~{{d}}{state}_{{t}}‖ / ‖~{{d}}{state}_{{T}}‖", INK[theme], "start", 16))
-    for name, curve, colour in zip(names, measured, COLOURS[theme], strict=True):
+    unit = unit or f"~{{d}}{state}_{{T}}"
+    body.append(text(left, 22, f"‖~{{d}}{state}_{{t}}‖ / ‖{unit}‖", INK[theme], "start", 16))
+    for name, curve, colour in zip(names, measured, COLOURS[theme], strict=False):
         lower, median, upper = curve.log10().clamp(low, high).tolist()
         band = points(upper) + points(lower)[::-1]
         body.append(f'<polygon points="{" ".join(band)}" fill="{colour}" fill-opacity="0.18"/>')
@@ -198,53 +194,11 @@ def draw_norms(curves: Curves, theme: str) -> str:
     return svg(width, height, body, f"norm of d{state}_t over t, logarithmic, {label}")
 
 
-def draw_unrolled(theme: str) -> str:
-    ink, soft, fill = INK[theme], SOFT[theme], FILL[theme]
-    direct, indirect = COLOURS[theme][3], COLOURS[theme][0]
-    colours = {"ink": ink, "direct": direct, "indirect": indirect}
-    body = [
-        f'<marker id="{name}" viewBox="0 0 10 10" refX="8.5" refY="5" markerWidth="7" markerHeight="7" orient="auto">'
-        f'<path d="M0 1L9 5L0 9z" fill="{colour}"/></marker>'
-        for name, colour in colours.items()
-    ]
-
-    def arrow(x1: float, y1: float, x2: float, y2: float, kind: str = "ink") -> None:
-        line = f'stroke="{colours[kind]}" stroke-width="1.8"' + (' stroke-dasharray="6 4"' if kind != "ink" else "")
-        body.append(f'<path d="M{x1} {y1}L{x2} {y2}" {line} marker-end="url(#{kind})"/>')
-
-    def box(x: float, y: float, markup: str) -> None:
-        place = f'x="{x - 30}" y="{y - 24}" width="60" height="48" rx="10"'
-        body.append(f'<rect {place} fill="{fill}" stroke="{ink}" stroke-width="1.6"/>')
-        body.append(text(x, y + 6, markup, ink, size=20))
-
-    middle, centres = 170, {"0": 60, "1": 230, "2": 400, "T": 740}
-    for name, x in centres.items():
-        box(x, middle, f"h_{{{name}}}")
-        if name == "0":
-            continue
-        body.append(text(x, 318, f"x_{{{name}}}", ink, size=20))
-        arrow(x, 296, x, 198)
-        body.append(text(x + 10, 258, "W_{ih}", soft, "start"))
-        body.append(text(x - 12, 28, f"y_{{{name}}}", ink, size=20))
-        arrow(x - 12, 144, x - 12, 42)
-        arrow(x + 12, 42, x + 12, 142, "direct")
-        body.append(text(x + 22, 84, f"~{{d}}y_{{{name}}}", direct, "start"))
-    body.append(text(570, middle + 6, "~{· · ·}", ink, size=22))
-    for x1, x2, following in ((60, 230, "1"), (230, 400, "2"), (400, 550, "3"), (590, 740, "T")):
-        begin = x1 + 32 if x1 != 590 else 598
-        end = x2 - 32 if x2 != 550 else 542
-        arrow(begin, middle - 10, end, middle - 10)
-        arrow(end, middle + 12, begin + 2, middle + 12, "indirect")
-        body.append(text((begin + end) / 2, middle - 20, "W_{hh}", soft))
-        sent_back = f"W_{{hh}}^{{⊤}}~{{d}}a_{{{following}}}"
-        body.append(text((begin + end) / 2 + 4, middle + 36, sent_back, indirect, size=16))
-    return svg(820, 336, body, "the network unrolled over time, with the gradient flowing back")
-
-
 if __name__ == "__main__":
     torch.set_num_threads(1)
     reaches = {"gradient_reach": radii(), "lstm_reach": forget_biases(), "option_reach": options()}
+    reaches["attention_reach"] = readings()
     draws = {name: partial(draw_norms, curves) for name, curves in reaches.items()}
-    for name, draw in {**draws, "unrolled": draw_unrolled}.items():
+    for name, draw in {**draws, "unrolled": draw_unrolled, "transformer": draw_transformer}.items():
         for theme in INK:
             (Path(__file__).parent / "_static" / f"{name}{theme}.svg").write_text(draw(theme), "utf-8")

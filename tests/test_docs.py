@@ -172,7 +172,13 @@ def test_pages_agree() -> None:
         ("en/recurrent_options.md", "$$ (recurrent_options-4)", "$$ (recurrent_options-6)"),
         ("en/recurrent_options.md", "$$ (recurrent_options-5)", "$$ (recurrent_options-v)"),
         ("zh/recurrent_options.md", "$$ (lstm_options-8)", "$$ (lstm_options-9)"),
-        ("en/recurrent_options.md", "$$ (layer_norm-2)", "$$ (layer_norms-2)"),
+        ("en/self_attention.md", "$$ (attention-3)", "$$ (attention-6)"),
+        ("en/self_attention.md", "$$ (attention-4)", "$$ (self_attention-p)"),
+        ("zh/attention.md", "$$ (additive_attention-2)", "$$ (additive_attention-6)"),
+        ("zh/positions.md", "$$ (positions-3)", "$$ (rotary-1)"),
+        ("en/transformer.md", "$$ (activations-4)", "$$ (activations-5)"),
+        ("en/losses.md", "$$ (linear_cross_entropy-3)", "$$ (linear_cross_entropy-5)"),
+        ("en/normalisation.md", "$$ (layer_norm-2)", "$$ (layer_norms-2)"),
         ("en/recurrent_options.md", "$$ (zoneout-1)", "$$ (recurrence-1)"),
         ("en/index.md", "\nlosses\n", "\nlosess\n"),
         ("en/losses.md", "(#linear-map)", "(#linear-mapp)"),
@@ -222,7 +228,11 @@ def test_programs_run(file: str, workplace: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(
     "page",
-    ["notation", "rnn", "backpropagation_through_time", "forgetting", "lstm", "gru", "recurrent_options", "losses"],
+    [
+        *("notation", "rnn", "backpropagation_through_time", "forgetting"),
+        *("lstm", "gru", "recurrent_options", "losses"),
+        *("attention", "self_attention", "positions", "normalisation", "transformer", "cost"),
+    ],
 )
 def test_a_derivation_ends_with_a_program(page: str) -> None:
     assert (ROOT / f"docs/en/{page}.md").read_text("utf-8").endswith("\n```\n")
@@ -257,12 +267,26 @@ def damaged(result: Any) -> Any:
         ("gru", "gru_before.reset_backward"),
         ("recurrent_options", "recurrent_options.options_forward"),
         ("recurrent_options", "recurrent_options.options_backward"),
-        ("recurrent_options", "layer_norm.layer_norm_backward"),
+        ("normalisation", "layer_norm.layer_norm_backward"),
         ("recurrent_options", "zoneout.zoneout_backward"),
         ("recurrent_options", "lstm_options.lstm_options_forward"),
         ("recurrent_options", "lstm_options.lstm_options_backward"),
         ("losses", "mean_squared_error.mean_squared_error_backward"),
         ("losses", "cross_entropy.cross_entropy_backward"),
+        ("losses", "linear_cross_entropy.linear_cross_entropy_backward"),
+        ("attention", "additive_attention.additive_attention_backward"),
+        ("attention", "multiplicative_attention.multiplicative_attention_backward"),
+        ("self_attention", "attention.attention_forward"),
+        ("self_attention", "attention.attention_backward"),
+        ("positions", "positions.sinusoidal"),
+        ("positions", "positions.alibi_slopes"),
+        ("positions", "positions.rotary_backward"),
+        ("normalisation", "rms_norm.rms_norm_backward"),
+        ("normalisation", "residual_norm.residual_norm_backward"),
+        ("transformer", "activations.activation_backward"),
+        ("transformer", "feed_forward.feed_forward_forward"),
+        ("transformer", "feed_forward.feed_forward_backward"),
+        ("transformer", "residual_norm.residual_norm_backward"),
     ],
 )
 def test_programs_fail_on_wrong_equations(page: str, target: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,7 @@ def layer_norm_forward(
     Shapes: x (N, F), gain and bias (F,), or None for a gain of 1 and a bias of 0.
     Edges: a row of equal numbers gives y = bias.
     Source: Ba 2016, equation 3; epsilon, 1e-5 as in torch, is not in the paper.
-    Derivation: docs/en/recurrent_options.md.
+    Derivation: docs/en/normalisation.md.
     """
     centred = x - x.mean(1, keepdim=True)
     scale = ((centred * centred).mean(1, keepdim=True) + epsilon).rsqrt()  # (1)

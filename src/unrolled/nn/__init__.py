@@ -1,5 +1,6 @@
 """Modules with torch.nn's names, signatures and state_dict; they hold parameters and no mathematics."""
 
+from unrolled.nn.attention import MultiheadAttention as MultiheadAttention
 from unrolled.nn.basic import Dropout as Dropout
 from unrolled.nn.basic import Embedding as Embedding
 from unrolled.nn.basic import Linear as Linear
@@ -17,3 +18,8 @@ from unrolled.nn.recurrent import last as last
 from unrolled.nn.recurrent_cells import GRUCell as GRUCell
 from unrolled.nn.recurrent_cells import LSTMCell as LSTMCell
 from unrolled.nn.recurrent_cells import RNNCell as RNNCell
+from unrolled.nn.transformer import Transformer as Transformer
+from unrolled.nn.transformer import TransformerDecoder as TransformerDecoder
+from unrolled.nn.transformer import TransformerEncoder as TransformerEncoder
+from unrolled.nn.transformer_layers import TransformerDecoderLayer as TransformerDecoderLayer
+from unrolled.nn.transformer_layers import TransformerEncoderLayer as TransformerEncoderLayer

@@ -1,0 +1,112 @@
+"""What a decoder remembers from one call to the next: the keys and values of all that came before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from unrolled.nn._forms import Batch
+from unrolled.nn._masks import Masks
+from unrolled.nn._tokens import Tokens, enter
+from unrolled.nn.attention import Cache, Memory
+from unrolled.ragged import Lengths, Rows
+
+_CAUSAL = Masks(True, None)
+
+
+class State:
+    """Made by `begin` of a TransformerEncoder, TransformerDecoder or Transformer, read and changed by its `step`.
+
+    `lengths` (B,) says how many tokens of each sequence it holds. `select` takes other sequences in their place.
+    """
+
+    def __init__(
+        self,
+        sequences: int,
+        layers: int,
+        like: Tensor,
+        width: int,
+        capacity: int,
+        memory: Sequence[Memory] = (),
+        memory_masks: Masks = Masks(False, None),  # noqa: B008
+        batched: bool = True,
+    ) -> None:
+        if sequences < 0 or capacity < 1:
+            raise ValueError(f"sequences must be at least 0 and capacity 1, found {sequences} and {capacity}")
+        self.memory, self.memory_masks = list(memory), memory_masks
+        self._capacity, self._longest, self._batched = capacity, 0, batched
+        self._width = width
+        self._index = torch.arange(sequences, device=like.device)
+        self._one = torch.ones_like(self._index)
+        self._start = self._index * capacity
+        self.lengths = torch.zeros_like(self._index)
+        self._key_value = [like.new_zeros(sequences * capacity, 2 * width) for _ in range(layers)]
+
+    def enter(
+        self, x: Batch, lengths: Lengths | None, keys: Lengths | None, batch_first: bool
+    ) -> tuple[Tokens, list[Cache], Masks]:
+        """The new tokens, where each layer finds what came before them, and what they may attend to."""
+        tokens = self._tokens(x, lengths, batch_first)
+        self._reserve(tokens)
+        sequence, t = tokens.place()
+        t = t + self.lengths[sequence]
+        row = self._start[sequence] + t
+        if tokens.live is not None:
+            raise ValueError("incremental decoding reads lengths that can be looked at, not under compile or vmap")
+        key = sequence if keys is None else tokens.with_keys(keys).place()[0]
+        rows = Rows(self._start, 1, self.lengths + tokens.rows.length)
+        tokens = tokens._replace(place=lambda: (key, t))
+        return tokens, [Cache(kv, row, rows) for kv in self._key_value], _CAUSAL
+
+    def advance(self, tokens: Tokens) -> None:
+        self.lengths = self.lengths + tokens.rows.length
+
+    def select(self, sequences: Lengths) -> None:
+        """Go on with these sequences, by their index in the batch, each any number of times: the beams of a search."""
+        index = torch.as_tensor(sequences, dtype=torch.int64, device=self._index.device)
+        shape = (len(self._index), self._capacity, 2 * self._width)
+        self._key_value = [kv.view(shape)[index].flatten(0, 1) for kv in self._key_value]
+        self.lengths = self.lengths[index]
+        self._index = torch.arange(len(index), device=index.device)
+        self._one = torch.ones_like(self._index)
+        self._start = self._index * self._capacity
+        self.memory = [
+            m._replace(rows=Rows(m.rows.start[index], m.rows.step, m.rows.length[index])) for m in self.memory
+        ]
+        mask = self.memory_masks.mask
+        if mask is not None:
+            self.memory_masks = self.memory_masks._replace(mask=mask[index])
+
+    def _tokens(self, x: Batch, lengths: Lengths | None, batch_first: bool) -> Tokens:
+        if isinstance(x, Tensor) and not x.is_nested and x.ndim == 3 and lengths is None and self._batched:
+            shape = (len(self._index), 1) if batch_first else (1, len(self._index))
+            if x.shape == (*shape, self._width):
+                return self._single(x)
+        tokens = enter(x, batch_first, self._width, lengths)
+        if tokens.sequences != len(self._index) or tokens.batched != self._batched:
+            raise ValueError(f"this state holds {len(self._index)} sequences, found {tokens.sequences}")
+        return tokens
+
+    def _single(self, x: Tensor) -> Tokens:
+        """One token for each sequence."""
+        place, rows = (self._index, torch.zeros_like(self._index)), Rows(self._index, 1, self._one)
+        return Tokens(x.reshape(-1, self._width), rows, 1, True, lambda: place, lambda y: y.reshape(x.shape))
+
+    def _reserve(self, tokens: Tokens) -> None:
+        """Room for what comes: twice as much where it is full."""
+        new = tokens.steps if tokens.steps is not None else int(tokens.rows.length.max())
+        self._longest += new  # never less than the longest sequence
+        if self._longest <= self._capacity:
+            return
+        self._longest = int((self.lengths + tokens.rows.length).max()) if len(self.lengths) else 0
+        if self._longest <= self._capacity:
+            return
+        old, self._capacity = self._capacity, max(2 * self._capacity, self._longest)
+        count = len(self._index)
+        self._start = self._index * self._capacity
+        for layer, kv in enumerate(self._key_value):
+            wider = kv.new_zeros(count, self._capacity, kv.shape[1])
+            wider[:, :old] = kv.view(count, old, kv.shape[1])
+            self._key_value[layer] = wider.flatten(0, 1)

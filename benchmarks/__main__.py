@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import subprocess
@@ -21,19 +22,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     names = parser.add_subparsers(dest="name", required=True, metavar="NAME")
     recurrent = names.add_parser("recurrent", help="the recurrent layers beside torch.nn's and others")
-    recurrent.add_argument("--only", default="", metavar="TEXT", help='cases whose name holds it, as "GRU T100 "')
     recurrent.add_argument("--peers", default="", metavar="NAMES", help=f"of {','.join(peers.PACKAGES)}: besides torch")
-    recurrent.add_argument("--repeats", type=int, default=15, help="timings of each side, interleaved (at least 10)")
-    recurrent.add_argument("--one-process", choices=ALLOCATORS, help=argparse.SUPPRESS)  # prints its rows as JSON
+    attention = names.add_parser("attention", help="attention and the Transformer beside torch.nn's")
+    attention.add_argument("--compile", action="store_true", help="torch's side under torch.compile too")
+    for name in (recurrent, attention):
+        name.add_argument("--only", default="", metavar="TEXT", help='cases whose name holds it, as "GRU T100 "')
+        name.add_argument("--repeats", type=int, default=15, help="timings of each side, interleaved (at least 10)")
+        name.add_argument("--one-process", choices=ALLOCATORS, help=argparse.SUPPRESS)  # prints its rows as JSON
     epochs = names.add_parser("epochs", help="epochs of a classifier beside the same on torch.nn's packed layer")
     epochs.add_argument("files", type=Path, nargs="+", metavar="FILE", help="lines label<TAB>text")
     epochs.add_argument("--epochs", type=int, default=5)
-    for name in (recurrent, epochs):
+    for name in (recurrent, attention, epochs):
         name.add_argument("--threads", type=int, default=os.cpu_count(), help="for every side alike")
         name.add_argument("--output", type=Path, help="default: benchmarks/results/NAME.json; with --only: none")
     options = parser.parse_args()
-    if options.name == "recurrent":
-        check(options, recurrent)
+    if options.name != "epochs":
+        check(options, {"recurrent": recurrent, "attention": attention}[options.name])
         if options.one_process:
             json.dump(measure(options), sys.stdout)
             return 0
@@ -60,7 +64,7 @@ def check(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     """Ends the program, in words, where there is nothing to measure."""
     if options.repeats < 10:
         parser.error(f"--repeats must be at least 10, found {options.repeats}")
-    options.peers = [peer for peer in options.peers.split(",") if peer]
+    options.peers = [peer for peer in getattr(options, "peers", "").split(",") if peer]
     if trouble := peers.missing(options.peers):
         parser.error(trouble)
     if not options.one_process and not plan(options, options.peers):
@@ -76,7 +80,8 @@ def both_allocators(options: argparse.Namespace) -> dict[str, Any]:
 
     result: dict[str, Any] = {"benchmark": options.name, "machine": machine(options.threads)}
     result |= {"only": options.only, "repeats": options.repeats, "meaning": MEANING, "ceiling_gflops": {}}
-    result |= {"time_10000_over_1000_over_10": {}, "rows": []}
+    result |= {"time_10000_over_1000_over_10": {}} if options.name == "recurrent" else {}
+    result["rows"] = []
     for allocator, environment in ALLOCATORS.items():
         command = [sys.executable, "-m", "benchmarks", *sys.argv[1:], "--one-process", allocator]
         done = subprocess.run(command, env={**os.environ, **environment}, stdout=subprocess.PIPE, check=False)
@@ -84,7 +89,8 @@ def both_allocators(options: argparse.Namespace) -> dict[str, Any]:
             sys.exit(done.returncode)
         one = json.loads(done.stdout)
         result["ceiling_gflops"][allocator] = one["ceiling_gflops"]
-        result["time_10000_over_1000_over_10"][allocator] = linear(one["rows"])
+        if options.name == "recurrent":
+            result["time_10000_over_1000_over_10"][allocator] = linear(one["rows"])
         result["rows"] += [{"allocator": allocator, **row} for row in one["rows"]]
     show(result)
     return result
@@ -92,10 +98,11 @@ def both_allocators(options: argparse.Namespace) -> dict[str, Any]:
 
 def plan(options: argparse.Namespace, asked: list[str], *, everything: bool = False) -> dict[str, Any]:
     """By case: what measures it. The peers come last: their libraries start threads."""
-    from benchmarks.recurrent import Run, jobs
+    from benchmarks.harness import Run
 
-    run = Run(options.repeats, options.threads, memory=options.one_process == "default")
-    found = dict([*jobs(run), *(peers.jobs(run, asked) if asked else [])])
+    own = importlib.import_module(f"benchmarks.{options.name}")
+    run = Run(options.repeats, options.threads, options.one_process == "default", getattr(options, "compile", False))
+    found = dict([*own.jobs(run), *(peers.jobs(run, asked) if asked else [])])
     return {case: call for case, call in found.items() if everything or options.only in case}
 
 
@@ -103,7 +110,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     os.environ["NPROC"] = str(options.threads)  # XLA reads it once
     import torch
 
-    from benchmarks.recurrent import ceiling_once
+    from benchmarks.harness import ceiling_once
 
     torch.set_num_threads(options.threads)
     rows = []

@@ -8,8 +8,9 @@ import platform
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,12 +21,26 @@ Call = Callable[[], Any]
 Times = dict[str, float]
 Row = dict[str, Any]
 
+GRAIN = 0.5  # megabytes; the kernel counts resident pages in batches per CPU
 SLOW = 5.0  # seconds: the backward of torch's packed RNN and GRU grows with the square of T
+
+
+class Job(NamedTuple):
+    case: str
+    run: Callable[[], list[Row]]
+
+
+class Run(NamedTuple):
+    repeats: int
+    threads: int
+    memory: bool  # measure the peak memory too
+    compile: bool = False  # and torch's side under torch.compile
+
 
 # What a reader of the JSON has to know; it is stored with the rows.
 MEANING = {
     "allocator": "default, or with malloc keeping its pages (no page fault is paid twice)",
-    "group": "padded, ragged, growth, options or peers: one table each",
+    "group": "padded, ragged, growth, options, peers, or the part of a Transformer: one table each",
     "times": "of each side: the fastest and the median of the interleaved repeats, milliseconds, each "
     "after an untimed call of the same side; one repeat "
     "where a call takes more than 5 s",
@@ -37,6 +52,10 @@ MEANING = {
     "torch packed": "PackedSequence; in padded rows all lengths are full",
     "share": "real tokens of the padded batch's",
     "us_per_step": "growth: median of a training step over T",
+    "ceiling_share": "of each side: the operations of the matrix products that the real tokens need (causal: half of "
+    "the scores; decoding: with a cache), over the fastest time, as a share of the ceiling",
+    "tokens_per_second": "of each side, by the median",
+    "torch compiled": "torch's side under torch.compile; not_compiled says why there is none",
     "time_10000_over_1000_over_10": "growth: 1 where the time grows linearly in T; medians",
 }
 
@@ -120,6 +139,9 @@ def ceiling() -> float:
     return 2 * 2048**3 / fastest(lambda: a @ b)
 
 
+ceiling_once = cache(ceiling)
+
+
 def recurrent_floor(
     tokens: int, inputs: int, hidden: int, directions: int, peak: float, gates: int = 1
 ) -> tuple[float, float]:
@@ -147,6 +169,18 @@ def goal(name: str, value: float, *, at_least: float | None = None, at_most: flo
 def over(times: dict[str, Times], side: str, other: str, statistic: str = "median_ms") -> float:
     """The time of `side` in units of that of `other`."""
     return times[side][statistic] / times[other][statistic]
+
+
+def faster(times: dict[str, Times], peer: str, at_least: float | None) -> Row:
+    return goal(f"{peer} / ours", over(times, peer, "ours"), at_least=at_least)
+
+
+def no_more_memory(peaks: Row, peer: str, at_most: float = 1) -> list[Row]:
+    """Of what `sides.memory` gives: ours over the peer's, at most this."""
+    if "memory_mb" not in peaks:
+        return []
+    ours, theirs = (max(peaks["memory_mb"][side], GRAIN) for side in ("ours", peer))
+    return [goal(f"MB ours / {peer}", ours / theirs, at_most=at_most)]
 
 
 def measured(group: str, case: str, what: str, times: dict[str, Times], goals: Sequence[Row] = (), **more: Any) -> Row:

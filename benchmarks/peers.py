@@ -9,7 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from benchmarks.recurrent import Job, Run, Shape
+    from benchmarks.harness import Job, Run
+    from benchmarks.recurrent import Shape
 
 # What to install, and what must then be importable
 PACKAGES = {"keras": ("keras", "jax"), "jax": ("jax",), "onnxruntime": ("onnx", "onnxruntime")}
@@ -33,7 +34,8 @@ def missing(names: Sequence[str]) -> str | None:
 
 
 def jobs(run: Run, names: Sequence[str]) -> list[Job]:
-    from benchmarks.recurrent import PADDED, Job, name
+    from benchmarks.harness import Job
+    from benchmarks.recurrent import PADDED, name
     from benchmarks.sides import CELLS
 
     cases = [(cell, shape) for cell in CELLS for shape, *_ in PADDED]

@@ -6,15 +6,28 @@ where torch has no such layer, before it is timed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cache, partial
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import unrolled
-from benchmarks.harness import Call, Row, ceiling, goal, measured, over, race, recurrent_floor
+from benchmarks.harness import (
+    Call,
+    Job,
+    Row,
+    Run,
+    ceiling_once,
+    faster,
+    goal,
+    measured,
+    no_more_memory,
+    over,
+    race,
+    recurrent_floor,
+)
 from benchmarks.sides import CELLS, GATES, Training, check, inference, memory, pair
 
 Shape = tuple[int, int, int, int]  # T, B, I, H
@@ -45,20 +58,6 @@ OPTIONS: tuple[tuple[dict[str, Any], Sequence[str], float | None], ...] = (
     ({"proj_size": 2}, ("RNN", "LSTM"), None),  # H / 2
     ({"reset": "before"}, ("GRU",), None),
 )
-GRAIN = 0.5  # megabytes; the kernel counts resident pages in batches per CPU
-
-
-class Job(NamedTuple):
-    case: str
-    run: Callable[[], list[Row]]
-
-
-class Run(NamedTuple):
-    repeats: int
-    threads: int
-    memory: bool  # measure the peak memory too
-
-
 # Steps of full length: the backward of torch's packed RNN and GRU grows with their square, to a minute at 784.
 LONGEST_PACKED = 500
 
@@ -82,26 +81,12 @@ def name(cell: str, shape: Shape, kind: str) -> str:
     return "{} T{} B{} I{} H{} {}".format(cell, *shape, kind)
 
 
-ceiling_once = cache(ceiling)
-
-
 def of(cell: str, goals: Any) -> Any:
     return goals[CELLS.index(cell)] if goals else None
 
 
-def faster(times: dict[str, Any], peer: str, at_least: float) -> Row:
-    return goal(f"{peer} / ours", over(times, peer, "ours"), at_least=at_least)
-
-
 def above_floor(times: dict[str, Any], floor: float, at_most: float | None) -> Row:
     return goal("ours / floor", times["ours"]["min_ms"] / floor, at_most=at_most)
-
-
-def no_more_memory(peaks: dict[str, Any], peer: str) -> list[Row]:
-    if "memory_mb" not in peaks:
-        return []
-    ours, theirs = (max(peaks["memory_mb"][side], GRAIN) for side in ("ours", peer))
-    return [goal(f"MB ours / {peer}", ours / theirs, at_most=1)]
 
 
 def padded(cell: str, shape: Shape, run: Run) -> list[Row]:

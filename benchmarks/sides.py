@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,37 +24,47 @@ def pair(cell: str, inputs: int, hidden: int, bidirectional: bool = False) -> tu
 
 
 def rows(batch: Any) -> Tensor:
-    """The numbers of a padded, packed or ragged batch."""
+    """The numbers of a padded, packed or ragged batch; of (batch, state) those of the batch."""
     if isinstance(batch, PackedSequence):
         return batch.data
+    if isinstance(batch, tuple):
+        return rows(batch[0])
     return batch.values if isinstance(batch, unrolled.Ragged) else batch
 
 
-class Training:
-    """Forward and backward with all gradients: of the inputs first, then of the parameters."""
+class Step:
+    """Forward and backward of `forward()`, with the gradient of each of `leaves`."""
 
-    def __init__(self, model: nn.Module, x: Any, dy: Tensor) -> None:
-        self.model, self.dy = model, dy
-        self.leaf = rows(x).clone().requires_grad_()
-        if isinstance(x, PackedSequence):
-            self.x: Any = x._replace(data=self.leaf)
-        else:
-            self.x = x.with_values(self.leaf) if isinstance(x, unrolled.Ragged) else self.leaf
+    def __init__(self, forward: Callable[[], Any], leaves: Sequence[Tensor], dy: Tensor) -> None:
+        self.forward, self.leaves, self.dy = forward, leaves, dy
 
     def clear(self) -> None:
-        self.model.zero_grad()
-        self.leaf.grad = None
+        for leaf in self.leaves:
+            leaf.grad = None
 
     def __call__(self) -> Sequence[Tensor]:
         self.clear()
-        rows(self.model(self.x)[0]).backward(self.dy)
-        return [self.leaf.grad, *(p.grad for p in self.model.parameters())]
+        rows(self.forward()).backward(self.dy)
+        return [leaf.grad for leaf in self.leaves]  # type: ignore[misc]
+
+
+class Training(Step):
+    """A model's: with all gradients, of x first, if it holds numbers and not tokens, then of the parameters."""
+
+    def __init__(self, model: nn.Module, x: Any, dy: Tensor, **options: Any) -> None:
+        leaf = rows(x).clone()
+        leaves = [leaf.requires_grad_()] if leaf.is_floating_point() else []
+        if isinstance(x, PackedSequence):
+            x = x._replace(data=leaf)
+        else:
+            x = x.with_values(leaf) if isinstance(x, unrolled.Ragged) else leaf
+        super().__init__(lambda: model(x, **options), [*leaves, *model.parameters()], dy)
 
 
 def inference(model: nn.Module, x: Any) -> Call:
     def call() -> Sequence[Tensor]:
         with torch.no_grad():
-            return [rows(model(x)[0])]
+            return [rows(model(x))]
 
     return call
 
@@ -68,7 +78,7 @@ def memory(sides: dict[str, Call], wanted: bool) -> dict[str, Any]:
     """`memory_mb` of a row, if it is wanted and every side's can be had. Each has been called once before."""
     peaks: dict[str, float] = {}
     for name, side in sides.items() if wanted else ():
-        if isinstance(side, Training):
+        if isinstance(side, Step):
             side.clear()
         peak = peak_memory(side)
         if peak is None:

@@ -18,6 +18,17 @@ TITLES = {
     "growth": "growing in T; training",
     "options": "what an option costs: ours with it against ours without; training",
     "peers": "other peers",
+    "encoder layer": "encoder layers; ragged: lengths uniform in [1, T], torch padded with its padding mask; training",
+    "attention": "attention alone, one sequence, against scaled_dot_product_attention; training",
+    "projection": "projection to classes and their cross-entropy; training",
+    "decoding": "decoding token by token: ours with the cache, torch on the growing prefix",
+    "model": "a whole decoder-only model; training",
+}
+EACH = {  # what a row holds for each side beside the times: its heading, and how a number is written
+    "us_per_step": ("us a step", "{:.1f}"),
+    "memory_mb": ("MB", "{:.1f}"),
+    "ceiling_share": ("of the ceiling", "{:.2f}"),
+    "tokens_per_second": ("tokens/s", "{:.0f}"),
 }
 
 
@@ -41,27 +52,22 @@ def show(result: dict[str, Any], console: Console | None = None) -> None:
 
 def _table(title: str, rows: Sequence[Row]) -> Table:
     sides = list(dict.fromkeys(side for row in rows for side in row["times"]))
-    steps = any("us_per_step" in row for row in rows)
-    memory = [side for side in sides if any(side in row.get("memory_mb", {}) for row in rows)]
+    each = {key: [side for side in sides if any(side in row.get(key, {}) for row in rows)] for key in EACH}
+    each = {key: found for key, found in each.items() if found}
     goals = list(dict.fromkeys(goal["name"] for row in rows for goal in row["goals"]))
     table = Table(title=title, padding=(0, 0), collapse_padding=True)
     table.title_justify = "left"
     for heading in ("case", "what"):
         table.add_column(heading, no_wrap=True)
-    for heading in (*sides, *(["us a step, " + " / ".join(sides)] if steps else [])):
-        table.add_column(heading, justify="right")
-    if memory:
-        table.add_column("MB, " + " / ".join(memory), justify="right")
-    for heading in (*goals, "all"):
+    headings = [f"{EACH[key][0]}, {' / '.join(found)}" for key, found in each.items()]
+    for heading in (*sides, *headings, *goals, "all"):
         table.add_column(heading, justify="right")
     for row in rows:
         cells: list[str | Text] = [row["case"].removesuffix(f" {row['group']}"), row["what"]]
         cells += [_times(row["times"].get(side)) for side in sides]
-        if steps:
-            cells.append(" / ".join(f"{row['us_per_step'][side]:.1f}" for side in sides))
-        if memory:
-            peaks = row.get("memory_mb", {})
-            cells.append(" / ".join(f"{peaks[side]:.1f}" if side in peaks else "-" for side in memory))
+        for key, found in each.items():
+            numbers = row.get(key, {})
+            cells.append(" / ".join(EACH[key][1].format(numbers[side]) if side in numbers else "-" for side in found))
         by_name = {goal["name"]: goal for goal in row["goals"]}
         cells += [_goal(by_name.get(name)) for name in goals]
         table.add_row(*cells, {None: "", True: "yes", False: Text("no", "red")}[row["reached"]])

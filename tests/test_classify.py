@@ -327,6 +327,10 @@ OPTIONS = {
     "lstm": {"zoneout": 0.05, "zoneout_c": 0.5, "forget_bias": 1.0, "peephole": True, "layer_norm": True},
     "gru": {"reset": "before", "zoneout": 0.1, "recurrent_init": "orthogonal", "layer_norm": True},
 }
+ATTENDING = {
+    "attention": {"encoder": "gru", "attention_size": 3, "reset": "before"},
+    "transformer": {"embedding_size": 64, "heads": 2, "feed_forward_size": 12, "gated": True, "positions": "rotary"},
+}
 
 
 @pytest.mark.parametrize("model", ["rnn", "lstm", "gru"])
@@ -335,20 +339,41 @@ def test_the_kind_of_network_is_saved(tmp_path, words, model, options):
     task = prepare(words, model={"model": model, **(OPTIONS[model] if options else {})})
     task.save(tmp_path)
     built, again = task.build_model(), ClassifyTask.load(tmp_path).build_model()
-    assert str(again.rnn) == str(built.rnn)
+    assert str(again) == str(built)
     assert built.rnn.mode.startswith(model.upper())
     if options:
         for name in OPTIONS[model]:
             assert name in str(built.rnn) or name == "zoneout_c"
 
 
-@pytest.mark.parametrize("kind", ["text", "numbers", "lstm", "gru"])
+@pytest.mark.parametrize("model", ATTENDING)
+def test_a_network_that_attends_is_saved(tmp_path, words, model):
+    task = prepare(words, model={"model": model, **ATTENDING[model]})
+    task.save(tmp_path)
+    again, built = ClassifyTask.load(tmp_path), task.build_model()
+    assert again.config == task.config
+    other = again.build_model()
+    assert str(other) == str(built)
+    other.load_state_dict(built.state_dict())
+    assert again.predictions(other, ["apple", ""], True) == task.predictions(built, ["apple", ""], True)
+
+
+def test_a_sequence_without_a_learned_position_is_named(words):
+    network = {"model": "transformer", "embedding_size": 64, "positions": "learned", "max_positions": 7}
+    with pytest.raises(DataError, match=r"words\.txt, line 5: 8 steps, and model\.max_positions = 7: give more"):
+        prepare(words, model=network)
+    task = prepare(words, {"max_length": 7}, model=network)
+    assert len(task.predictions(task.build_model(), ["umbrella" * 9])) == 1
+
+
+@pytest.mark.parametrize("kind", ["text", "numbers", "lstm", "gru", *ATTENDING])
 def test_it_learns(tmp_path, words, kind):
     torch.set_num_threads(1)
     data = {"values_column": "values", "min_frequency": 2} if kind == "numbers" else {}
     path = numbers(tmp_path, count=40) if kind == "numbers" else words
-    network = {"model": kind} if kind in ("lstm", "gru") else {}
-    task = prepare(path, data, model={**network, "hidden_size": 16, "bidirectional": True, "dropout": 0.0})
+    network = {"model": kind} if kind not in ("text", "numbers") else {}
+    network |= {"embedding_size": 64, "heads": 2} if kind == "transformer" else {"bidirectional": True}
+    task = prepare(path, data, model={**network, "hidden_size": 16, "dropout": 0.0})
     model, examples = task.build_model(), task.splits["train"]
     optimizer = torch.optim.AdamW(model.parameters(), 0.02)
     sampler = BatchSampler([task.num_tokens(e) for e in examples], batch_size=8)

@@ -34,6 +34,16 @@ def test_a_network_is_given_the_options_it_has():
         found = parse_config({"model": {"model": model}}).model.arguments()
         assert set(found) & set.union(*own.values()) == names
         assert "zoneout_c" not in found
+    attention = parse_config({"model": {"model": "attention", "encoder": "gru"}}).model.arguments()
+    assert set(attention) & set.union(*own.values()) == own["gru"]
+    assert {"encoder", "attention_size", "bidirectional"} < set(attention)
+    assert not {"reading", "heads"} & set(attention)
+    transformer = parse_config({"model": {"model": "transformer"}}).model
+    assert transformer.reading == "mean"
+    assert parse_config({"model": transformer.model_dump()}).model == transformer
+    assert not set.union(*own.values()) & set(transformer.arguments())
+    assert {"heads", "gated", "positions"} < set(transformer.arguments())
+    assert not {"encoder", "embedding_size", "max_positions"} & set(transformer.arguments())
     pair = parse_config({"model": {"model": "lstm", "zoneout": 0.05, "zoneout_c": 0.5}}).model.arguments()
     assert pair["zoneout"] == (0.05, 0.5)
 
@@ -90,7 +100,42 @@ def test_a_network_is_given_the_options_it_has():
             {"task": "memory", "training": {"metric": "mcc"}},
             "training.metric must be accuracy or loss with task = 'memory', found 'mcc'",
         ),
-        ({"model": {"model": "lstn"}}, "model.model: input should be 'rnn', 'lstm' or 'gru', found 'lstn'"),
+        (
+            {"model": {"model": "lstn"}},
+            "model.model: input should be 'rnn', 'lstm', 'gru', 'attention' or 'transformer', found 'lstn'",
+        ),
+        (
+            {"model": {"model": "transformer", "bidirectional": True}},
+            "bidirectional = True has no effect with model = 'transformer': remove it",
+        ),
+        ({"model": {"model": "transformer", "embedding_size": 9}}, "embedding_size = 9 has no effect with model"),
+        ({"model": {"model": "transformer", "zoneout": 0.1}}, "zoneout = 0.1 has no effect with model"),
+        ({"model": {"model": "transformer", "encoder": "gru"}}, "encoder = 'gru' has no effect with model"),
+        ({"model": {"model": "transformer", "heads": 3}}, "heads must divide hidden_size = 128, found 3"),
+        (
+            {"model": {"model": "transformer", "max_positions": 9}},
+            "max_positions = 9 has no effect with positions = 'sinusoidal'",
+        ),
+        (
+            {"model": {"model": "transformer", "positions": "rotary", "hidden_size": 12}},
+            "positions = 'rotary' wants an even hidden_size / heads, found 3",
+        ),
+        ({"model": {"heads": 8}}, "heads = 8 has no effect with model = 'rnn': remove it"),
+        ({"model": {"positions": "learned"}}, "positions = 'learned' has no effect with model = 'rnn'"),
+        ({"model": {"encoder": "gru"}}, "encoder = 'gru' has no effect with model = 'rnn'"),
+        ({"model": {"model": "attention", "gated": True}}, "gated = True has no effect with model = 'attention'"),
+        (
+            {"model": {"model": "attention", "reading": "max"}},
+            "reading = 'max' has no effect with model = 'attention' and encoder = 'lstm'",
+        ),
+        (
+            {"model": {"model": "attention", "encoder": "gru", "peephole": True}},
+            "peephole = True has no effect with model = 'attention' and encoder = 'gru'",
+        ),
+        (
+            {"task": "memory", "model": {"model": "transformer"}},
+            "model.model must be rnn, lstm or gru with task = 'memory', found 'transformer'",
+        ),
         ({"training": {"momentum": 0.5}}, "momentum = 0.5 has no effect with optimizer = 'adamw'"),
         ({"training": {"plateau_factor": 0.1}}, "plateau_factor = 0.1 has no effect with scheduler = 'none'"),
         ({"training": {"batch_tokens": 9, "batch_size": 8}}, "batch_size = 8 has no effect with batch_tokens"),

@@ -195,7 +195,10 @@ def test_numbers_of_another_dtype_are_taken():
     [
         ({"vocabulary_size": 3, "num_channels": 3}, "vocabulary_size or num_channels, found 3 and 3"),
         ({}, "vocabulary_size or num_channels, found None and None"),
-        ({"vocabulary_size": 3, "reading": "first"}, "reading must be one of last, mean, max, each, found 'first'"),
+        (
+            {"vocabulary_size": 3, "reading": "first"},
+            "reading must be one of last, mean, max, attention, each, found 'first'",
+        ),
         ({"vocabulary_size": 3, "model": "lstn"}, "model must be one of rnn, lstm, gru, found 'lstn'"),
         ({"vocabulary_size": 0}, "input size must be at least 1, found 0"),
         ({"vocabulary_size": 3, "nonlinearity": "sin"}, "nonlinearity must be"),

@@ -47,6 +47,8 @@ class Config(Section):
         section: Section = getattr(self, other)
         section._unused(why, *type(section).model_fields, prefix=f"{other}.")
         if self.task == "memory":
+            if self.model.model in ("attention", "transformer"):
+                raise ValueError(f"model.model must be rnn, lstm or gru {why}, found {self.model.model!r}")
             self.model._unused(why, "reading", prefix="model.")
             self.training._unused(why, "class_weights", "label_smoothing", prefix="training.")
             if self.training.metric not in ("accuracy", "loss"):

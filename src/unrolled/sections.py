@@ -124,33 +124,60 @@ class DataConfig(Section):
         return self
 
 
-_ONLY = {  # options of a recurrent layer that not every kind of it has
+_RECURRENT = ("rnn", "lstm", "gru")
+_ONLY = {  # options that not every kind of network has
+    **dict.fromkeys(("embedding_size", "bidirectional", "learn_initial_state", "recurrent_dropout"), _RECURRENT),
+    **dict.fromkeys(("zoneout", "layer_norm", "recurrent_init", "bptt"), _RECURRENT),
     "nonlinearity": ("rnn",),
     "proj_size": ("rnn", "lstm"),
     "peephole": ("lstm",),
     "zoneout_c": ("lstm",),
     "forget_bias": ("lstm",),
     "reset": ("gru",),
+    "reading": (*_RECURRENT, "transformer"),
+    **dict.fromkeys(("encoder", "attention_size"), ("attention",)),
+    **dict.fromkeys(("heads", "feed_forward_size", "activation", "gated", "norm_first"), ("transformer",)),
+    **dict.fromkeys(("norm", "positions", "max_positions"), ("transformer",)),
 }
 
 
 class ModelConfig(Section):
-    """The network: embedding (text) or projection (numbers), recurrent layers, dropout, linear layer."""
+    """The network: embedding (text) or projection (numbers), recurrent or attention layers, dropout, linear layer."""
 
-    model: Literal["rnn", "lstm", "gru"] = "rnn"
-    """Kind of recurrent layer."""
+    model: Literal["rnn", "lstm", "gru", "attention", "transformer"] = "rnn"
+    """Kind of recurrent layer; attention = one whose states are read by additive attention; transformer = none."""
     embedding_size: Size = 64
     """Numbers per token that enter the first recurrent layer."""
     hidden_size: Size = 128
-    """Numbers in a hidden state, per direction."""
+    """Numbers in a hidden state, per direction; model = transformer: the width of everything between the layers."""
     num_layers: Size = 1
-    """Recurrent layers, one on top of the other."""
+    """Recurrent or transformer layers, one on top of the other."""
     bidirectional: bool = False
     """Read each sequence in both directions."""
+    encoder: Literal["lstm", "gru", "rnn"] = "lstm"
+    """model = attention: the kind of recurrent layer, with the options of that kind."""
+    attention_size: Size = 128
+    """model = attention: numbers to which the final state, which asks, and each state that answers are mapped."""
+    heads: Size = 4
+    """model = transformer: parts of the width that attend on their own; hidden_size is a multiple."""
+    feed_forward_size: Size = 512
+    """model = transformer: numbers within the feed-forward part."""
+    activation: Literal["relu", "gelu", "gelu_tanh", "silu"] = "relu"
+    """model = transformer: the function within the feed-forward part."""
+    gated: bool = False
+    """model = transformer: multiply what the activation gives by a second linear map."""
+    norm_first: bool = True
+    """model = transformer: normalise before each part of a layer; else after it (as in 2017), which wants a warm-up."""
+    norm: Literal["layer", "rms"] = "layer"
+    """model = transformer: the normalisation; rms = without the mean."""
+    positions: Literal["sinusoidal", "learned", "rotary", "alibi"] = "sinusoidal"
+    """model = transformer: how a token knows its place: a vector added, or turned or biased attention."""
+    max_positions: Size = 1024
+    """positions = learned: the longest sequence there can be."""
     nonlinearity: Literal["tanh", "relu"] = "tanh"
     """model = rnn: the function phi of the recurrence."""
     reading: Literal["last", "mean", "max"] = "last"
-    """What goes to the classifier: the final state, or the mean or maximum over all states of the sequence."""
+    """What goes to the classifier: the last state, mean or maximum of all; for transformer mean, unless it is given."""
     dropout: Share = 0.1
     """Share of numbers set to 0 in training: of the embedding, between layers, before the linear layer."""
     learn_initial_state: bool = False
@@ -176,21 +203,53 @@ class ModelConfig(Section):
     bptt: Count = 0
     """Truncated back-propagation: cut the gradient after each bptt-th step of a sequence; 0 = never."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _reading(cls, given: Any) -> Any:
+        if isinstance(given, Mapping) and given.get("model") == "transformer":
+            return {"reading": "mean", **given}
+        return given
+
     @model_validator(mode="after")
     def _applicable(self) -> ModelConfig:
-        self._unused(f"with model = {self.model!r}", *self._foreign())
+        kind = f"model = {self.model!r}" + (f" and encoder = {self.encoder!r}" if self.model == "attention" else "")
+        self._unused(f"with {kind}", *self._foreign())
         if self.proj_size and self.proj_size >= self.hidden_size:
             raise ValueError(f"proj_size must be less than hidden_size = {self.hidden_size}, found {self.proj_size}")
+        if self.model == "transformer":
+            self._attends()
         return self
 
+    def _attends(self) -> None:
+        if self.positions != "learned":
+            self._unused(f"with positions = {self.positions!r}", "max_positions")
+        if self.hidden_size % self.heads:
+            raise ValueError(f"heads must divide hidden_size = {self.hidden_size}, found {self.heads}")
+        if self.positions == "rotary" and self.hidden_size // self.heads % 2:
+            raise ValueError(
+                f"positions = 'rotary' wants an even hidden_size / heads, found {self.hidden_size // self.heads}"
+            )
+
+    @property
+    def longest(self) -> int | None:
+        """The most steps that a sequence can have; None without a limit."""
+        return self.max_positions if self.model == "transformer" and self.positions == "learned" else None
+
     def _foreign(self) -> list[str]:
-        return [name for name, models in _ONLY.items() if self.model not in models]
+        layer = self.encoder if self.model == "attention" else self.model
+        return [
+            name
+            for name, models in _ONLY.items()
+            if self.model not in models and (layer not in models or name == "reading")
+        ]
 
     def arguments(self) -> dict[str, Any]:
-        """The options that this kind of network has, as `models.SequenceClassifier` takes them."""
+        """The options that this kind of network has, as `models.classifier` takes them."""
         values = self.model_dump(exclude={*self._foreign(), "zoneout_c"})
         if self.zoneout_c is not None:
             values["zoneout"] = (self.zoneout, self.zoneout_c)
+        if self.longest is None:
+            values.pop("max_positions", None)
         return values
 
 

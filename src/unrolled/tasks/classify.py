@@ -19,7 +19,7 @@ from unrolled.data.load import load, load_splits, source_of
 from unrolled.data.scaler import Scaler
 from unrolled.data.tokenizer import encode, load_tokenizer, train_tokenizer
 from unrolled.data.values import DataError, Row, check_channels, check_input
-from unrolled.models import SequenceClassifier
+from unrolled.models import Classifier, classifier
 from unrolled.nn import CrossEntropyLoss
 from unrolled.ragged import Ragged
 from unrolled.tasks import metrics
@@ -90,12 +90,12 @@ class ClassifyTask:
         """Labelled examples of another file, encoded: DataError for a label that training did not know."""
         return self._encode_rows(load(source, self.config.data), source)
 
-    def build_model(self) -> SequenceClassifier:
+    def build_model(self) -> Classifier:
         """A network of the configured sizes with fresh weights, drawn from torch's generator."""
         options = self.config.model.arguments()
         if isinstance(self.encoder, Scaler):
-            return SequenceClassifier(len(self.labels), num_channels=self.encoder.channels, **options)
-        return SequenceClassifier(len(self.labels), vocabulary_size=self.encoder.get_vocab_size(), **options)
+            return classifier(len(self.labels), num_channels=self.encoder.channels, **options)
+        return classifier(len(self.labels), vocabulary_size=self.encoder.get_vocab_size(), **options)
 
     def num_tokens(self, example: Example) -> int:
         return len(example.input)
@@ -192,8 +192,17 @@ class ClassifyTask:
     def _encode(self, inputs: Sequence[Any], where: Sequence[str]) -> list[NDArray[Any]]:
         if isinstance(self.encoder, Scaler):
             check_channels(inputs, where, self.encoder.channels)
-            return [*self.encoder.encode(inputs)]
-        return [*encode(self.encoder, inputs)]
+            encoded: list[NDArray[Any]] = [*self.encoder.encode(inputs)]
+        else:
+            encoded = [*encode(self.encoder, inputs)]
+        longest = self.config.model.longest
+        for array, place in zip(encoded, where, strict=True):
+            if longest is not None and len(array) > longest:
+                raise DataError(
+                    f"{place}: {len(array)} steps, and model.max_positions = {longest}: give more of these, or "
+                    f"cut what is longer with data.max_length = {longest}"
+                )
+        return encoded
 
     def _encode_rows(self, rows: Sequence[Row], source: str) -> list[Example]:
         for row in rows:

@@ -38,6 +38,11 @@ Schedule::~Schedule() {
   delete[] sequence_;
 }
 
+void heaviest_first(Piece* piece, int64_t n) {
+  const auto heavier = [](const Piece& a, const Piece& b) { return a.work > b.work; };
+  if (!std::is_sorted(piece, piece + n, heavier)) std::stable_sort(piece, piece + n, heavier);
+}
+
 Scratch::Scratch(size_t bytes) : data_(static_cast<char*>(::operator new(bytes, std::align_val_t(64)))) {}
 Scratch::~Scratch() { ::operator delete(data_, std::align_val_t(64)); }
 

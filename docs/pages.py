@@ -52,7 +52,7 @@ def space_out(parent: ElementTree.Element, in_script: bool) -> None:
         elif text == "′":
             child.set("class", "prime")
         elif kind == "mo":
-            if is_name(child) or text in "…⋯":
+            if is_name(child) or text in "…⋯∞":
                 child.tag, kind = MATHML + "mi", "mi"
             elif text in "‖∥|":
                 child.attrib.update(stretchy="false", lspace="0", rspace="0")

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import unrolled
+from conftest import VARIANTS, on
 from peers import DTYPES, agree, ids
-from tolerances import close, same_bits
+from tolerances import AS_EXACT, ROUNDED, close, same_bits
 from unrolled import Ragged
 from unrolled.equations.dropout import Dropping
 from unrolled.ops.dropout import dropout
@@ -195,6 +197,37 @@ def test_the_same_seed_the_same_mask_another_another(backend: str) -> None:
     same_bits(first, same)
     assert not torch.equal(first, other)
     assert set(first.unique().tolist()) == {0.0, torch.tensor(1 / 0.6).item()}
+
+
+@pytest.mark.parametrize("mean", [0.0, 30.0, 1e3])
+@pytest.mark.parametrize(("width", "draws"), [(5, 10), (256, 1), (1023, 1), (4096, 1)])
+@pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_float32_is_as_exact_as_torchs(variant: str, name: str, width: int, draws: int, mean: float) -> None:
+    """Of outputs and gradients, the mean square of the differences to float64; a large mean is the hard part."""
+    shape = (width,)
+    function, peer, weights = {
+        "layer_norm": (layer_norm, lambda x, *w: F.layer_norm(x, shape, *w), 2),
+        "rms_norm": (lambda x, w: rms_norm(x, w, 1e-6), lambda x, w: F.rms_norm(x, shape, w, 1e-6), 1),
+    }[name]
+
+    def run(function: Any, *values: Tensor) -> tuple[Tensor, ...]:
+        leaves = [v.detach().clone().requires_grad_() for v in values]
+        y = function(*leaves)
+        return y.detach(), *torch.autograd.grad(y, leaves, dy.to(y.dtype))
+
+    def errors(found: tuple[Tensor, ...]) -> Tensor:
+        exact = run(peer, *(v.double() for v in given))
+        return torch.stack([((f.double() - e).norm() / e.norm()) ** 2 for f, e in zip(found, exact, strict=True)])
+
+    ours = theirs = torch.zeros(2 + weights, dtype=torch.float64)
+    for _ in range(draws):
+        given = [mean + torch.randn(200, width), *torch.randn(weights, width)]
+        dy = torch.randn(200, width)
+        with on(variant):
+            ours = ours + errors(run(function, *given)) / draws
+        theirs = theirs + errors(run(peer, *given)) / draws
+    assert bool((ours.sqrt() <= (AS_EXACT * theirs.sqrt()).clamp(min=ROUNDED)).all()), (ours.sqrt(), theirs.sqrt())
 
 
 @pytest.mark.parametrize("norm", [layer_norm, rms_norm])

@@ -31,6 +31,14 @@ class Schedule {
   int64_t* sequence_;
 };
 
+// Part of the work on one head of one sequence: its queries, or its keys, [first, last).
+struct Piece {
+  int64_t sequence, head, first, last, part;
+  double work;
+};
+
+void heaviest_first(Piece* piece, int64_t n);  // those of equal work in their order
+
 // Scratch for a call, aligned to a cache line; contents undefined. std::bad_alloc where there is none.
 class Scratch {
  public:

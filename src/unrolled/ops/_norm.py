@@ -11,7 +11,7 @@ from unrolled.equations.dropout import Dropping
 from unrolled.equations.layer_norm import LayerNormSaved, layer_norm_forward
 from unrolled.equations.residual_norm import ResidualNormSaved, residual_norm_backward, residual_norm_forward
 from unrolled.equations.rms_norm import RMSNormSaved, rms_norm_forward
-from unrolled.ops._backend import forward_mode, full_precision, one_kind
+from unrolled.ops._backend import arrays, core, forward_mode, full_precision, on_core, one_kind
 from unrolled.ops._register import apply, register
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -58,6 +58,13 @@ def _forward_kernel(
     layer: int,
     p: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    if on_core(*(v for v in (x, s, gain, bias) if v is not None)):
+        r = x.new_empty(0) if s is None else torch.empty_like(x, memory_format=torch.contiguous_format)
+        y = torch.empty_like(x, memory_format=torch.contiguous_format)
+        mean, scale = x.new_empty(len(x) if centred else 0), x.new_empty(len(x))
+        new = None if s is None else r, y, mean if centred else None, scale
+        core.norm_forward(*arrays(x, s, gain, bias, seed, key, t, *new), epsilon, layer, p, torch.get_num_threads())
+        return r, y, mean, scale
     norm: LayerNormSaved | RMSNormSaved
     r = x
     if s is not None:
@@ -86,6 +93,13 @@ def _backward_kernel(
     layer: int,
     p: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    if on_core(*(v for v in (r, dr, dy, gain) if v is not None)):
+        dx = torch.empty_like(r, memory_format=torch.contiguous_format)
+        ds = r.new_empty(0) if seed is None else torch.empty_like(dx)
+        dgain, dbias = r.new_empty(r.shape[1]), r.new_empty(r.shape[1])
+        given, new = (dr, dy, r, mean if centred else None, scale, gain), (dx, None if seed is None else ds)
+        core.norm_backward(*arrays(*given, seed, key, t, *new, dgain, dbias), layer, p, torch.get_num_threads())
+        return dx, ds, dgain, dbias
     norm: LayerNormSaved | RMSNormSaved
     if centred:
         norm = LayerNormSaved((r - mean[:, None]) * scale[:, None], scale[:, None])

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from unrolled.equations.attention import AttentionSaved, attention_backward, attention_forward
 from unrolled.equations.dropout import Dropping
-from unrolled.ops._backend import equations_only, forward_mode, full_precision, one_kind
+from unrolled.ops._backend import arrays, core, equations_only, forward_mode, full_precision, on_core, one_kind
 from unrolled.ops._register import apply, backward_op, register, with_signature
 from unrolled.ragged import Rows
 
@@ -55,6 +55,20 @@ class _Inputs(NamedTuple):
         if self.v is None:
             return dq, torch.cat([dk, dv], 1), nothing
         return dq, dk, dv
+
+    @property
+    def numbers(self) -> list[Tensor]:
+        """What must be of one dtype for the core."""
+        mask = None if self.mask is None or self.mask.dtype == torch.bool else self.mask
+        return [x for x in (self.q, self.k, self.v, mask, self.slopes) if x is not None]
+
+    @property
+    def for_core(self) -> tuple[list[Any], tuple[Any, ...]]:
+        """The arrays and, for the end of the call, the numbers."""
+        seen, added = (
+            (self.mask, None) if self.mask is not None and self.mask.dtype == torch.bool else (None, self.mask)
+        )
+        return arrays(*self[:3], seen, added, *self[4:12]), (*self[12:], torch.get_num_threads())
 
     @property
     def queries(self) -> Rows:
@@ -195,13 +209,28 @@ def _equation(p: _Inputs) -> tuple[Tensor, Tensor, AttentionSaved]:
 
 def _forward_kernel(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
     p, need_weights = _Inputs(*args[:-1]), args[-1]
-    o, weights, saved = _equation(p)
-    return o, weights if need_weights else o.new_empty(0), saved.log_sum
+    nothing = p.q.new_empty(0)
+    if not on_core(*p.numbers):
+        o, weights, saved = _equation(p)
+        return o, weights if need_weights else nothing, saved.log_sum
+    rows, width = _sizes(p)
+    o, log_sum, weights = p.q.new_empty(rows, width), p.q.new_empty(rows, p.heads), nothing
+    if need_weights:
+        steps = [int(n.max()) if len(n) else 0 for n in (p.query_length, p.key_length)]
+        weights = p.q.new_empty(len(p.query_length), p.heads, *steps)
+    given, numbers = p.for_core
+    core.attention_forward(*given, *arrays(o, log_sum, weights if need_weights else None), *numbers)
+    return o, weights, log_sum
 
 
 def _backward_kernel(do: Tensor, dweights: Tensor | None, *args: Any) -> tuple[Tensor, ...]:
     p, saved = _Inputs(*args[: len(_Inputs._fields)]), _Saved(*args[len(_Inputs._fields) : -2])
     need_dmask, need_dslopes = args[-2:]
+    if dweights is None and not need_dmask and not need_dslopes and on_core(do, *p.numbers):
+        given, numbers = p.for_core
+        grads = [None if x is None else torch.empty_like(x, memory_format=torch.contiguous_format) for x in p[:3]]
+        core.attention_backward(*arrays(do), *given, *arrays(*saved, *grads), *numbers)
+        return (*(do.new_empty(0) if g is None else g for g in (*grads, None, None)),)
     own = AttentionSaved(*p.parts(), *saved, p.queries, p.keys, p.causal, p.mask, p.slopes, p.scale, p.dropping)
     dq, dk, dv, dmask, dslopes = attention_backward(do, dweights, own)
     nothing = do.new_empty(0)

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unrolled.equations.positions import BASE, rotary_forward
-from unrolled.ops._backend import equations_only, forward_mode, full_precision
+from unrolled.equations.positions import BASE, frequencies, rotary_forward
+from unrolled.ops._backend import arrays, core, equations_only, forward_mode, full_precision, on_core
 from unrolled.ops._register import apply, register, with_signature
 
 
@@ -64,7 +64,12 @@ class _Rotary(torch.autograd.Function):
 
 
 def _kernel(x: Tensor, t: Tensor, heads: int, columns: int, base: float) -> Tensor:
-    return rotary_forward(x, t, heads, columns, base)[0]
+    if not on_core(x):
+        return rotary_forward(x, t, heads, columns, base)[0]
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    frequency = frequencies(columns // heads, x.device, base)
+    core.rotary(*arrays(x, t, frequency, y), heads, columns, torch.get_num_threads())
+    return y
 
 
 _forward = register(

@@ -92,8 +92,9 @@ class Noise(NamedTuple):
 
 
 class Layer(nn.Module):
-    """`_norms` and `_dropouts` name the modules that lie around the sub-layers, in the order of these."""
+    """Sub-layer n has `norm{n}` and `dropout{n}` around it; `dropout` acts on the hidden units."""
 
+    _parts: tuple[list[str], list[str]]  # the names of its dropouts and of its attentions
     self_attn: MultiheadAttention
     linear1: Linear
     linear2: Linear
@@ -102,6 +103,7 @@ class Layer(nn.Module):
     dropout: Dropout
     activation: Activation
     norm_first: bool
+    _parts: tuple[list[str], list[str]]  # the names of its dropouts and of its attentions
 
     def _add_feed_forward(self, d_model: int, units: int, dropout: float, bias: bool, gated: bool, new: Any) -> None:
         """In torch's order, which is that of the first values; the gate, which torch has not, comes last."""
@@ -167,8 +169,10 @@ class Layer(nn.Module):
 
     def _noise(self, tokens: Tokens) -> Noise | None:
         """None where nothing is dropped: then nothing is drawn."""
-        own = [m for m in self.children() if isinstance(m, MultiheadAttention | nn.Dropout)]
-        if not any(m.training and (m.dropout if isinstance(m, MultiheadAttention) else m.p) > 0 for m in own):
+        dropouts, attns = self._parts
+        p = [rate(getattr(self, name)) for name in dropouts]
+        p += [attn.dropout for attn in (getattr(self, name) for name in attns) if attn.training]
+        if not any(p):
             return None
         place = tokens.place()
         return Noise(torch.randint(2**63 - 1, ()).to(place[1].device), *place)

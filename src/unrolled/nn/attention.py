@@ -35,6 +35,7 @@ class Memory(NamedTuple):
     key: Tensor  # (M, D), or (M, 2 * D) with the values beside it
     value: Tensor | None
     rows: Rows
+    steps: int | None  # T of a padded batch; None: that of the longest sequence
 
 
 class MultiheadAttention(nn.MultiheadAttention):
@@ -172,7 +173,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             v = linear((values or keys).values, weight_v, bias_v)
         if self.positions == "rotary":
             k = rotary(k, keys.place()[1], heads=self.num_heads, columns=width)
-        return Memory(k, v, keys.rows)
+        return Memory(k, v, keys.rows, keys.steps)
 
     def read(
         self, x: Tokens, memory: Memory, masks: Masks, dropping: Dropping | None = None, need_weights: bool = False
@@ -185,7 +186,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             sequence, t = x.place()
             first = memory.rows.length - x.rows.length
             q = rotary(q, t + first[sequence], heads=self.num_heads)
-        k, v, rows = memory
+        k, v, rows, _ = memory
         if self.bias_k is not None or self.add_zero_attn:
             k, v, rows, masks = self._extended(x, memory, masks)
         return self._out(q, k, v, x.rows, rows, masks, dropping, need_weights)
@@ -221,13 +222,13 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     def _extended(self, x: Tokens, memory: Memory, masks: Masks) -> tuple[Tensor, Tensor, Rows, Masks]:
         """Keys and values with the learned one, and that of zeros, behind all steps of each sequence."""
-        k, v, rows = memory
+        k, v, rows, steps = memory
         k, v = k.chunk(2, 1) if v is None else (k, v)
         biases = [b.flatten(0, 1) for b in (self.bias_k, self.bias_v) if b is not None]
         learned = [tuple(biases)] if biases else []
         zeros = k.new_zeros(1, k.shape[1])
         more = learned + ([(zeros, zeros)] if self.add_zero_attn else [])
-        longest = int(rows.length.max()) if len(rows.length) else 0
+        longest = int(rows.length.max()) if steps is None else steps
         j = torch.arange(longest + len(more), device=k.device)
         row = torch.where(j < rows.length[:, None], rows.start[:, None] + j * rows.step, 0)
         row = torch.where(j < longest, row, k.shape[0] + j - longest).flatten()

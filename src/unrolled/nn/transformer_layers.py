@@ -32,6 +32,8 @@ class TransformerEncoderLayer(Layer):
     Errors: ValueError for an argument outside what is said here.
     """
 
+    _parts = (["dropout", "dropout1", "dropout2"], ["self_attn"])
+
     def __init__(
         self,
         d_model: int,
@@ -103,6 +105,7 @@ class TransformerDecoderLayer(Layer):
     """torch.nn.TransformerDecoderLayer likewise; the options are those of `TransformerEncoderLayer`."""
 
     multihead_attn: MultiheadAttention
+    _parts = (["dropout", "dropout1", "dropout2", "dropout3"], ["self_attn", "multihead_attn"])
 
     def __init__(
         self,

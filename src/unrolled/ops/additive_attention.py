@@ -94,7 +94,7 @@ class _AdditiveAttention(torch.autograd.Function):
 def _forward_kernel(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
     q, k, value, v, mask, *where, query_step, key_step, need_weights = args
     queries, keys = Rows(where[0], query_step, where[1]), Rows(where[2], key_step, where[3])
-    if not (on_core(q, k, value, v) and hasattr(core, "additive_attention_forward")):
+    if not on_core(q, k, value, v):
         o, weights, saved = additive_attention_forward(q, k, value, v, queries, keys, mask)
         return o, weights if need_weights else q.new_empty(0), saved.log_sum
     shape = [len(queries.length), _longest(queries), _longest(keys)] if need_weights else [0]
@@ -119,8 +119,7 @@ def _added(mask: Tensor | None, q: Tensor) -> Tensor | None:
 
 def _backward_kernel(do: Tensor, dweights: Tensor | None, *args: Any) -> tuple[Tensor, ...]:
     q, k, value, v, mask, *where, query_step, key_step, o, log_sum, need_dmask = args
-    fits = on_core(do, q, k, value, v) and hasattr(core, "additive_attention_backward")
-    if dweights is not None or need_dmask or not fits:
+    if dweights is not None or need_dmask or not on_core(do, q, k, value, v):
         queries, keys = Rows(where[0], query_step, where[1]), Rows(where[2], key_step, where[3])
         saved = AdditiveAttentionSaved(q, k, value, v, o, log_sum, queries, keys, mask)
         *grads, dmask = additive_attention_backward(do, dweights, saved)

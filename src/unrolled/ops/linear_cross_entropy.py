@@ -101,7 +101,7 @@ def _forward_kernel(
     need_dweight: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     given = x, weight, bias, target, class_weight, ignore_index, label_smoothing, reduction
-    if not (on_core(x, weight) and hasattr(core, "linear_cross_entropy")):
+    if not on_core(x, weight):
         return _by_equation(*given, need_dx, need_dweight)
     loss, dx, dweight, dbias = (x.new_empty(shape) for shape in _shapes(x, weight, bias, need_dx, need_dweight))
     core.linear_cross_entropy(

@@ -71,6 +71,10 @@ template <class T>
 void feed_forward_backward(const FeedForwardBackward<T>&);
 template <class T>
 int64_t linear_cross_entropy(const LinearCrossEntropy<T>&);
+template <class T>
+void activation_forward(Activation, int64_t n, const T* x, int threads, T* y);
+template <class T>
+void activation_backward(Activation, int64_t n, const T* dy, const T* x, int threads, T* dx);
 
 }  // namespace UNROLLED_TARGET
 }  // namespace unrolled

@@ -48,7 +48,7 @@ extern const Kernels<T> kKernels = {
     embedding_forward, embedding_backward, dropout_forward,         mean_squared_error_forward,
     mean_squared_error_backward, cross_entropy_forward, cross_entropy_backward, attention_forward, attention_backward,
     additive_attention_forward, additive_attention_backward, norm_forward, norm_backward, rotary,
-    feed_forward_forward, feed_forward_backward, linear_cross_entropy, tanh_of, exp_of,
+    feed_forward_forward, feed_forward_backward, linear_cross_entropy, activation_forward, activation_backward, tanh_of, exp_of,
 };
 
 extern const Kernels<float>* const float32;

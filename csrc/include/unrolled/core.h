@@ -157,6 +157,9 @@ struct Kernels {
   void (*feed_forward_forward)(const FeedForwardForward<T>&);
   void (*feed_forward_backward)(const FeedForwardBackward<T>&);
   int64_t (*linear_cross_entropy)(const LinearCrossEntropy<T>&);
+  // x [n]; y [n]; dy [n]; dx [n]
+  void (*activation_forward)(Activation, int64_t n, const T* x, int threads, T* y);
+  void (*activation_backward)(Activation, int64_t n, const T* dy, const T* x, int threads, T* dx);
   // y = tanh(x) and y = exp(x) of n numbers, for the tests of their accuracy
   void (*tanh)(int64_t n, const T* x, T* y);
   void (*exp)(int64_t n, const T* x, T* y);

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from unrolled.equations.activations import ActivationSaved, Kind, activation_backward, activation_forward
-from unrolled.ops._backend import equations_only, full_precision
+from unrolled.ops._backend import arrays, core, equations_only, full_precision, on_core
 from unrolled.ops._register import apply, backward_op, register, with_signature
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -52,10 +52,18 @@ class _Activation(torch.autograd.Function):
 
 
 def _forward_kernel(x: Tensor, kind: Kind) -> Tensor:
-    return activation_forward(x, kind)[0]
+    if not on_core(x):
+        return activation_forward(x, kind)[0]
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    core.activation_forward(kind, *arrays(x, y), torch.get_num_threads())
+    return y
 
 
 def _backward_kernel(dy: Tensor, x: Tensor, kind: Kind) -> Tensor:
+    if on_core(dy, x):
+        dx = torch.empty_like(x, memory_format=torch.contiguous_format)
+        core.activation_backward(kind, *arrays(dy, x, dx), torch.get_num_threads())
+        return dx
     return activation_backward(dy, ActivationSaved(x, kind))
 
 

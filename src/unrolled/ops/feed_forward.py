@@ -10,7 +10,7 @@ from torch import Tensor
 from unrolled.equations.activations import Kind
 from unrolled.equations.dropout import Dropping
 from unrolled.equations.feed_forward import FeedForwardSaved, feed_forward_backward, feed_forward_forward
-from unrolled.ops._backend import equations_only, forward_mode, full_precision, one_kind
+from unrolled.ops._backend import arrays, core, equations_only, forward_mode, full_precision, on_core, one_kind
 from unrolled.ops._register import apply, backward_op, register, with_signature
 from unrolled.ops.activation import known
 
@@ -140,6 +140,12 @@ class _FeedForward(torch.autograd.Function):
 
 def _forward_kernel(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
     p, need_saved = Inputs(*args[:-1]), args[-1]
+    if on_core(*(v for v in p[:7] if isinstance(v, Tensor))):
+        new = _forward_fake(*args)
+        y, a, gate = new
+        kept = (a if need_saved else None, gate if need_saved and p.weight_gate is not None else None)
+        core.feed_forward_forward(p.activation, *arrays(*p[:10], y, *kept), p.p, p.layer, torch.get_num_threads())
+        return new
     nothing = p.x.new_empty(0)
     y, saved = feed_forward_forward(*p[:5], p.activation, p.weight_gate, p.bias_gate, p.dropping)
     if not need_saved:
@@ -172,12 +178,24 @@ def _backward_kernel(
     layer: int,
     need_dx: bool,
 ) -> tuple[Tensor, ...]:
+    new = _backward_fake(dy, x, weight1, weight2, weight_gate, need_dx)
+    if on_core(dy, x, weight1, weight2):
+        given = arrays(dy, x, a, gate if weight_gate is not None else None, weight1, weight2, weight_gate, seed, key, t)
+        core.feed_forward_backward(
+            activation, *given, *_written(new, need_dx, weight_gate is not None), p, layer, torch.get_num_threads()
+        )
+        return new
     dropping = None if seed is None or key is None or t is None else Dropping(p, seed, layer, key, t)
     kept = None if weight_gate is None else gate
     saved = FeedForwardSaved(x, a, kept, weight1, weight2, weight_gate, activation, dropping)
     grads = feed_forward_backward(dy, saved)
-    new = _backward_fake(dy, x, weight1, weight2, weight_gate, need_dx)
     return tuple(g if g is not None and empty.shape == g.shape else empty for g, empty in zip(grads, new, strict=True))
+
+
+def _written(new: tuple[Tensor, ...], need_dx: bool, gated: bool) -> list[Any]:
+    """What the core writes, None for what is not wanted: an empty dx may be that of no rows."""
+    dx, *rest = new
+    return arrays(dx if need_dx else None, *(rest if gated else [*rest[:4], None, None]))
 
 
 def _backward_fake(

@@ -112,10 +112,10 @@ def _scores(saved: AdditiveAttentionSaved) -> tuple[Float[Tensor, "B Q K"], Floa
     _, Q, K = e.shape
     i, j = torch.arange(Q, device=e.device), torch.arange(K, device=e.device)
     seen = (i < queries.length[:, None])[:, :, None] & (j < keys.length[:, None])[:, None]
-    if mask is not None and mask.dtype == torch.bool:
-        seen = seen & mask[:, :Q, :K]
-    elif mask is not None:
-        e = e + mask[:, :Q, :K]  # (2)
+    if mask is not None:
+        read = mask[:, :Q, :K]
+        seen = seen & (read if mask.dtype == torch.bool else read != -torch.inf)
+        e = e if mask.dtype == torch.bool else e + read  # (2)
     return torch.where(seen, e, -torch.inf), a
 
 

@@ -5,7 +5,10 @@ from unrolled.nn.basic import Dropout as Dropout
 from unrolled.nn.basic import Embedding as Embedding
 from unrolled.nn.basic import Linear as Linear
 from unrolled.nn.convert import convert as convert
+from unrolled.nn.decoder_attention import AdditiveAttention as AdditiveAttention
+from unrolled.nn.decoder_attention import MultiplicativeAttention as MultiplicativeAttention
 from unrolled.nn.losses import CrossEntropyLoss as CrossEntropyLoss
+from unrolled.nn.losses import LinearCrossEntropyLoss as LinearCrossEntropyLoss
 from unrolled.nn.losses import MSELoss as MSELoss
 from unrolled.nn.norms import LayerNorm as LayerNorm
 from unrolled.nn.norms import RMSNorm as RMSNorm

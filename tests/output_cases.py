@@ -82,7 +82,7 @@ TEETH: Options = {
     ],
     "additive_attention": [
         {"steps": ((2, 3), (1, 2)), "size": 2, "value_size": 3},
-        {"steps": ((2, 3), (3, 2)), "size": 2, "mask": "learned", "repeated": (0,), "need_weights": True},
+        {"steps": ((2, 3), (3, 2)), "size": 2, "mask": "learned", "repeated": (1,), "need_weights": True},
         {"steps": ((2, 3),), "size": 1, "mask": "boolean", "need_weights": True},
     ],
 }

@@ -21,6 +21,7 @@ from mutants import CHANGES, Backward, Mutant, mutants, of_results
 from pairs import layer_norm_pair_backward, zoneout_pair_backward
 from test_gradients import as_function, of_tensors, plain_steps
 from tolerances import FINITE_BOUND, GRADCHECK, bound
+from unrolled.equations.additive_attention import additive_attention_backward
 from unrolled.equations.gru import gru_backward
 from unrolled.equations.gru_before import gru_before_backward, reset_backward
 from unrolled.equations.layer_norm import layer_norm_backward
@@ -39,6 +40,7 @@ from unrolled.verify.judges import (
     relative_error,
 )
 from unrolled.verify.operators import OPERATORS, recurrent_backward
+from unrolled.verify.outputs import additive_attention_pair_backward
 
 
 class Teeth(NamedTuple):
@@ -92,6 +94,9 @@ TEETH = {
     "layer_norm": Teeth(layer_norm_backward, of("layer_norm"), within(layer_norm_pair_backward)),
     "zoneout": Teeth(zoneout_backward, of("zoneout"), within(zoneout_pair_backward)),
     **{name: Teeth(o.backward, of(name)) for name, o in OPERATORS.items() if name not in RECURRENT},
+    "additive_attention": Teeth(
+        additive_attention_backward, of("additive_attention"), within(additive_attention_pair_backward)
+    ),
 }
 
 ORDER = "a sum does not depend on the order of its terms"
@@ -192,6 +197,17 @@ EQUIVALENT: dict[str, dict[str, str]] = {
             *((what, "dgate.T @ x, dgate.s ...") for what in ("da", "dy", "dgate")),
         )
     },
+    "linear_cross_entropy": {},
+    "additive_attention": {
+        f"additive_attention_backward, {what} in "
+        "return AdditiveAttentionGrads(dq=unpad_rows(ds.sum(2), queries, len(q)), dk=unpad_rows(ds. ...": why
+        for what, why in [*((f"{change} mask", FORM) for change in CHANGES), ("shift de[..., None] * a", ORDER)]
+    }
+    | {
+        f"_scores, {what} in seen = seen & (read if mask.dtype == torch.bool else read > -torch.inf)": "what is -inf "
+        "here is added too; that it is ruled out as well concerns torch's differentiation of the forward"
+        for what in ("another comparison in read > -torch.inf", *(f"{change} read" for change in CHANGES))
+    },
 }
 
 # Changes that finite differences cannot see and the independent formulation does.
@@ -234,6 +250,7 @@ FEWEST = {
     **{"options": 700, "lstm_options": 500, "gru_before": 120, "reset": 30, "layer_norm": 100, "zoneout": 25},
     **{"linear": 30, "embedding": 20, "dropout": 60, "mean_squared_error": 30, "cross_entropy": 100},
     **{"activation": 100, "feed_forward": 100},
+    **{"linear_cross_entropy": 10, "additive_attention": 100},
 }
 
 Judge = Callable[[Any], bool]  # whether it lets a backward pass

@@ -114,7 +114,7 @@ def _scores(saved: AdditiveAttentionSaved) -> tuple[Float[Tensor, "B Q K"], Floa
     seen = (i < queries.length[:, None])[:, :, None] & (j < keys.length[:, None])[:, None]
     if mask is not None:
         read = mask[:, :Q, :K]
-        seen = seen & (read if mask.dtype == torch.bool else read != -torch.inf)
+        seen = seen & (read if mask.dtype == torch.bool else read > -torch.inf)
         e = e if mask.dtype == torch.bool else e + read  # (2)
     return torch.where(seen, e, -torch.inf), a
 

@@ -61,8 +61,8 @@ void norm_forward(Input<T, 2> x, OptionalInput<T, 2> s, OptionalInput<T, 1> gain
 template <class T>
 void norm_backward(OptionalInput<T, 2> dr, Input<T, 2> dy, Input<T, 2> r, OptionalInput<T, 1> mean, Input<T, 1> scale,
                    OptionalInput<T, 1> gain, OptionalInput<int64_t, 0> seed, OptionalInput<int64_t, 1> key,
-                   OptionalInput<int64_t, 1> t, Array<T, 2> dx, std::optional<Array<T, 2>> ds, Array<T, 1> dgain,
-                   Array<T, 1> dbias, int64_t layer, double p, int threads) {
+                   OptionalInput<int64_t, 1> t, Array<T, 2> dx, std::optional<Array<T, 2>> ds,
+                   std::optional<Array<T, 1>> dgain, std::optional<Array<T, 1>> dbias, int64_t layer, double p, int threads) {
   const int64_t N = size(r, 0), F = size(r, 1);
   check_rows(dr, N, F, "dr must be (N, F)");
   check_rows(dy, N, F, "dy must be (N, F)");
@@ -70,7 +70,6 @@ void norm_backward(OptionalInput<T, 2> dr, Input<T, 2> dy, Input<T, 2> r, Option
   check_rows(ds, N, F, "ds must be (N, F)");
   check(ds.has_value() == (p > 0), "ds must be there where p is above 0, else None");
   check(size(scale, 0) == N, "scale must be (N,)");
-  check(size(dgain, 0) == F && size(dbias, 0) == F, "dgain and dbias must be (F,)");
   const unrolled::NormBackward<T> call{N,
                                        F,
                                        mean.has_value(),
@@ -83,8 +82,8 @@ void norm_backward(OptionalInput<T, 2> dr, Input<T, 2> dy, Input<T, 2> r, Option
                                        pointer(gain, F, "gain must be (F,)"),
                                        dx.data(),
                                        rows_of(ds),
-                                       dgain.data(),
-                                       dbias.data(),
+                                       pointer(dgain, F, "dgain must be (F,)"),
+                                       pointer(dbias, F, "dbias must be (F,)"),
                                        threads};
   const nb::gil_scoped_release release;
   in_large_pages(dx);
@@ -113,8 +112,8 @@ void define(nb::module_& m) {
         n("key").none(), n("t").none(), n("r").none(), n("y"), n("mean").none(), n("scale"), "epsilon"_a, "layer"_a,
         "p"_a, "threads"_a);
   m.def("norm_backward", norm_backward<T>, n("dr").none(), n("dy"), n("r"), n("mean").none(), n("scale"),
-        n("gain").none(), n("seed").none(), n("key").none(), n("t").none(), n("dx"), n("ds").none(), n("dgain"),
-        n("dbias"), "layer"_a, "p"_a, "threads"_a);
+        n("gain").none(), n("seed").none(), n("key").none(), n("t").none(), n("dx"), n("ds").none(),
+        n("dgain").none(), n("dbias").none(), "layer"_a, "p"_a, "threads"_a);
   m.def("rotary", rotary<T>, n("x"), n("t"), n("frequency"), n("y"), "heads"_a, "columns"_a, "threads"_a);
 }
 

@@ -135,8 +135,8 @@ inline void backward_row(const NormBackward<T>& p, int64_t n, T* dgain, T* dbias
     const Vec<T> d = dnormal(c, k), z = normal(c, k), dyc = load(dy + c, k);
     a += d;
     b += d * z;
-    store(dgain + c, load(dgain + c, k) + dyc * z, k);
-    store(dbias + c, load(dbias + c, k) + dyc, k);
+    if (p.dgain) store(dgain + c, load(dgain + c, k) + dyc * z, k);
+    if (p.dbias) store(dbias + c, load(dbias + c, k) + dyc, k);
   });
   const T level = static_cast<T>(p.centred ? s.a / size : 0), slope = static_cast<T>(s.b / size);
   const T* const dr = p.dr ? p.dr + n * p.F : nullptr;
@@ -199,10 +199,8 @@ void norm_backward(const NormBackward<T>& p) {
   });
   for (int64_t part = 1; part < parts; ++part)
     for (int64_t f = 0; f < both; ++f) totals[f] += totals[part * both + f];
-  for (int64_t f = 0; f < p.F; ++f) {
-    p.dgain[f] = static_cast<T>(totals[f]);
-    p.dbias[f] = static_cast<T>(totals[p.F + f]);
-  }
+  for (int64_t f = 0; p.dgain && f < p.F; ++f) p.dgain[f] = static_cast<T>(totals[f]);
+  for (int64_t f = 0; p.dbias && f < p.F; ++f) p.dbias[f] = static_cast<T>(totals[p.F + f]);
 }
 
 template void norm_forward(const NormForward<float>&);

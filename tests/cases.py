@@ -129,10 +129,6 @@ OPTIONS: dict[str, list[Option]] = {
             [(False, 0.0, -100), (True, 0.0, 1), (False, 0.2, 0), (True, 0.3, -100), (False, 1.0, 2)],
         )
     ],
-    "layer_norm": [
-        {"rows": n, "features": f, "bias": bias}
-        for (n, f), bias in product([(3, 5), (1, 1), (0, 3), (2, 7), (5, 2)], (True, False))
-    ],
     "zoneout": [
         {"rows": n, "units": u, "drawn": drawn} for n, u in ((3, 5), (0, 2), (1, 1)) for drawn in (True, False)
     ],
@@ -204,7 +200,6 @@ _TEETH: dict[str, list[Option]] = {
         {"tokens": 4, "classes": 3, "weights": True, "label_smoothing": 0.3, "scale": 1.0},
         {"tokens": 4, "classes": 2, "ignore_index": 1, "scale": 1.0},
     ],
-    "layer_norm": [{"rows": 2, "features": 3}],
     "zoneout": [{"rows": 2, "units": 3, "drawn": False}],
 }
 for family in FAMILIES:

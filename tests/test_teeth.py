@@ -18,7 +18,7 @@ from torch import Tensor
 
 from cases import FINITE_CASES, OPTION_TEETH_CASES, TEETH_CASES, Case
 from mutants import CHANGES, Backward, Mutant, mutants, of_results
-from pairs import layer_norm_pair_backward, zoneout_pair_backward
+from pairs import zoneout_pair_backward
 from test_gradients import as_function, of_tensors, plain_steps
 from tolerances import FINITE_BOUND, GRADCHECK, bound
 from unrolled.equations.additive_attention import additive_attention_backward
@@ -29,6 +29,7 @@ from unrolled.equations.lstm import lstm_backward
 from unrolled.equations.lstm_options import lstm_options_backward
 from unrolled.equations.recurrence import recurrence_backward
 from unrolled.equations.recurrent_options import options_backward
+from unrolled.equations.rms_norm import rms_norm_backward
 from unrolled.equations.rnn import rnn_relu_backward, rnn_tanh_backward
 from unrolled.equations.zoneout import zoneout_backward
 from unrolled.verify.judges import (
@@ -39,6 +40,7 @@ from unrolled.verify.judges import (
     finite_difference_errors,
     relative_error,
 )
+from unrolled.verify.norms import layer_norm_pair_backward, rms_norm_pair_backward
 from unrolled.verify.operators import OPERATORS, recurrent_backward
 from unrolled.verify.outputs import additive_attention_pair_backward
 
@@ -91,12 +93,13 @@ TEETH = {
     "lstm_options": Teeth(lstm_options_backward, with_options("lstm"), as_cell),
     "gru_before": Teeth(gru_before_backward, with_options("gru"), as_cell),
     "reset": Teeth(reset_backward, with_options("gru"), as_reset),
-    "layer_norm": Teeth(layer_norm_backward, of("layer_norm"), within(layer_norm_pair_backward)),
     "zoneout": Teeth(zoneout_backward, of("zoneout"), within(zoneout_pair_backward)),
     **{name: Teeth(o.backward, of(name)) for name, o in OPERATORS.items() if name not in RECURRENT},
     "additive_attention": Teeth(
         additive_attention_backward, of("additive_attention"), within(additive_attention_pair_backward)
     ),
+    "layer_norm": Teeth(layer_norm_backward, of("layer_norm"), within(layer_norm_pair_backward)),
+    "rms_norm": Teeth(rms_norm_backward, of("rms_norm"), within(rms_norm_pair_backward)),
 }
 
 ORDER = "a sum does not depend on the order of its terms"

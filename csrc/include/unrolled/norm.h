@@ -36,8 +36,8 @@ struct NormBackward {
   const T* gain;
   T* dx;     // [N, F]
   T* ds;     // [N, F]; null where nothing is dropped: it is dx
-  T* dgain;  // [F]
-  T* dbias;  // [F]
+  T* dgain;  // [F]; null: not wanted
+  T* dbias;  // [F]; null: not wanted
   int threads;
 };
 

@@ -59,11 +59,10 @@ def _forward_kernel(
     p: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if on_core(*(v for v in (x, s, gain, bias) if v is not None)):
-        r = x.new_empty(0) if s is None else torch.empty_like(x, memory_format=torch.contiguous_format)
-        y = torch.empty_like(x, memory_format=torch.contiguous_format)
-        mean, scale = x.new_empty(len(x) if centred else 0), x.new_empty(len(x))
-        new = None if s is None else r, y, mean if centred else None, scale
-        core.norm_forward(*arrays(x, s, gain, bias, seed, key, t, *new), epsilon, layer, p, torch.get_num_threads())
+        new = [x.new_empty(shape) for shape in _forward_shapes(x, s is not None, centred)]
+        given = x, s, gain, bias, seed, key, t
+        core.norm_forward(*arrays(*given, *_present(new[:3]), new[3]), epsilon, layer, p, torch.get_num_threads())
+        r, y, mean, scale = new
         return r, y, mean, scale
     norm: LayerNormSaved | RMSNormSaved
     r = x
@@ -79,6 +78,12 @@ def _forward_kernel(
     return x.new_empty(0) if s is None else r, y, mean, norm.scale.squeeze(1)
 
 
+def _forward_shapes(x: Tensor, residual: bool, centred: bool) -> list[list[Any]]:
+    """Of r, y, mean, scale; [0] for what there is not."""
+    both, rows, nothing = list(x.shape), [x.shape[0]], [0]
+    return [both if residual else nothing, both, rows if centred else nothing, rows]
+
+
 def _backward_kernel(
     dr: Tensor | None,
     dy: Tensor,
@@ -87,50 +92,56 @@ def _backward_kernel(
     scale: Tensor,
     gain: Tensor | None,
     centred: bool,
+    need_dbias: bool,
     seed: Tensor | None,
     key: Tensor | None,
     t: Tensor | None,
     layer: int,
     p: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    shapes = _backward_shapes(r, gain is not None, need_dbias, seed is not None)
     if on_core(*(v for v in (r, dr, dy, gain) if v is not None)):
-        dx = torch.empty_like(r, memory_format=torch.contiguous_format)
-        ds = r.new_empty(0) if seed is None else torch.empty_like(dx)
-        dgain, dbias = r.new_empty(r.shape[1]), r.new_empty(r.shape[1])
-        given, new = (dr, dy, r, mean if centred else None, scale, gain), (dx, None if seed is None else ds)
-        core.norm_backward(*arrays(*given, seed, key, t, *new, dgain, dbias), layer, p, torch.get_num_threads())
-        return dx, ds, dgain, dbias
-    norm: LayerNormSaved | RMSNormSaved
-    if centred:
-        norm = LayerNormSaved((r - mean[:, None]) * scale[:, None], scale[:, None])
+        new = [r.new_empty(shape) for shape in shapes]
+        given = dr, dy, r, mean if centred else None, scale, gain, seed, key, t
+        core.norm_backward(*arrays(*given, *_present(new)), layer, p, torch.get_num_threads())
     else:
-        norm = RMSNormSaved(r * scale[:, None], scale[:, None])
-    dropping = _dropping(seed, key, t, layer, p)
-    dr = torch.zeros_like(dy) if dr is None else dr
-    dx, ds, dgain, dbias = residual_norm_backward(dr, dy, ResidualNormSaved(norm, gain, dropping))
-    return dx, dx.new_empty(0) if dropping is None else ds, dgain, dbias
+        saved = ResidualNormSaved(_normal(r, mean, scale, centred), gain, _dropping(seed, key, t, layer, p))
+        grads = residual_norm_backward(torch.zeros_like(dy) if dr is None else dr, dy, saved)
+        new = [r.new_empty(0) if shape == [0] else d for shape, d in zip(shapes, grads, strict=True)]
+    dx, ds, dgain, dbias = new
+    return dx, ds, dgain, dbias
+
+
+def _backward_shapes(r: Tensor, need_dgain: bool, need_dbias: bool, dropped: bool) -> list[list[Any]]:
+    """Of dx, ds, dgain, dbias; [0] for what there is not."""
+    both, row, nothing = list(r.shape), [r.shape[1]], [0]
+    return [both, both if dropped else nothing, row if need_dgain else nothing, row if need_dbias else nothing]
+
+
+def _present(tensors: list[Tensor]) -> list[Tensor | None]:
+    """None where an empty tensor of one dimension says that there is nothing."""
+    return [None if t.shape == (0,) else t for t in tensors]
+
+
+def _normal(r: Tensor, mean: Tensor, scale: Tensor, centred: bool) -> LayerNormSaved | RMSNormSaved:
+    scale = scale[:, None]
+    return LayerNormSaved((r - mean[:, None]) * scale, scale) if centred else RMSNormSaved(r * scale, scale)
 
 
 forward = register(
     "norm_forward(Tensor x, Tensor? s, Tensor? gain, Tensor? bias, bool centred, float epsilon, Tensor? seed, "
     "Tensor? key, Tensor? t, int layer, float p) -> (Tensor, Tensor, Tensor, Tensor)",
     _forward_kernel,
-    lambda x, s, gain, bias, centred, *_: (
-        x.new_empty(0 if s is None else x.shape),
-        x.new_empty(x.shape),
-        x.new_empty(x.shape[0] if centred else 0),
-        x.new_empty(x.shape[0]),
+    lambda x, s, gain, bias, centred, *_: tuple(
+        x.new_empty(shape) for shape in _forward_shapes(x, s is not None, centred)
     ),
 )
 backward = register(
     "norm_backward(Tensor? dr, Tensor dy, Tensor r, Tensor mean, Tensor scale, Tensor? gain, bool centred, "
-    "Tensor? seed, Tensor? key, Tensor? t, int layer, float p) -> (Tensor, Tensor, Tensor, Tensor)",
+    "bool need_dbias, Tensor? seed, Tensor? key, Tensor? t, int layer, float p) -> (Tensor, Tensor, Tensor, Tensor)",
     _backward_kernel,
-    lambda dr, dy, r, mean, scale, gain, centred, seed, *_: (
-        r.new_empty(r.shape),
-        r.new_empty(0 if seed is None else r.shape),
-        r.new_empty(r.shape[1]),
-        r.new_empty(r.shape[1]),
+    lambda dr, dy, r, mean, scale, gain, centred, need_dbias, seed, *_: tuple(
+        r.new_empty(shape) for shape in _backward_shapes(r, gain is not None, need_dbias, seed is not None)
     ),
 )
 NO_DROPPING = (None, None, None, 0, 0.0)

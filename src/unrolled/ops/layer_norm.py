@@ -56,7 +56,7 @@ class _LayerNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor, *_: Any) -> Any:
-        dx, _, dgain, dbias = _backward_once(None, dy, *ctx.saved_tensors, True, *_norm.NO_DROPPING)
+        dx, _, dgain, dbias = _backward_once(None, dy, *ctx.saved_tensors, True, ctx.has[1], *_norm.NO_DROPPING)
         return dx, dgain if ctx.has[0] else None, dbias if ctx.has[1] else None, None
 
 

@@ -78,7 +78,7 @@ class _ResidualNorm(torch.autograd.Function):
             ds = dr if dr is None or seed is None else dropout(dr, ctx.p, seed, ctx.layer, key, t)
             return dr, ds, *nothing
         where = seed, key, t, ctx.layer, ctx.p
-        dx, ds, dgain, dbias = _backward_once(dr, dy, r, mean, scale, gain, ctx.centred, *where)
+        dx, ds, dgain, dbias = _backward_once(dr, dy, r, mean, scale, gain, ctx.centred, ctx.has[1], *where)
         own = (dgain if ctx.has[0] else None, dbias if ctx.has[1] else None)
         return dx, dx if seed is None else ds, *own, *nothing[2:]
 

@@ -57,7 +57,7 @@ class _RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor, *_: Any) -> Any:
-        dx, _, dgain, _ = _backward_once(None, dy, *ctx.saved_tensors, False, *_norm.NO_DROPPING)
+        dx, _, dgain, _ = _backward_once(None, dy, *ctx.saved_tensors, False, False, *_norm.NO_DROPPING)
         return dx, dgain if ctx.has_gain else None, None
 
 

@@ -56,7 +56,7 @@ TEETH: Options = {
         {"rows": 2, "features": 3},
         {"rows": 2, "features": 3, "kind": "rms", "p": 0.4},
     ],
-    "rotary": [{"rows": 3, "heads": 2, "head": 4, "more": 1, "base": 10.0}],
+    "rotary": [{"rows": 3, "heads": 2, "head": 6, "more": 1, "base": 10.0}],
 }
 
 # Sizes around the vector lengths of every CPU variant.

@@ -171,6 +171,11 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         f"layer_norm_backward, shift {what} in return LayerNormGrads(dx, (dy * normal).sum(0), dy.sum(0))": ORDER
         for what in ("dy", "dy * normal")
     },
+    "rms_norm": {
+        "rms_norm_backward, shift dy * normal in return RMSNormGrads(dx, (dy * normal).sum(0))": ORDER,
+    },
+    "residual_norm": {},
+    "rotary": {"rotate, negate a in cos, sin = (a.cos().to(x.dtype), a.sin().to(x.dtype)) (2)": "a cosine is even"},
     "zoneout": {},
     "linear": {
         "linear_backward, shift dy in return LinearGrads(dx=dy @ weight, dweight=dy.T @ x, dbias=dy.sum(0))": ORDER,
@@ -251,6 +256,7 @@ JUDGES = ("independent", "gradcheck", "certificate")
 FEWEST = {
     **{"recurrence": 250, "rnn_tanh": 40, "rnn_relu": 25, "lstm": 250, "gru": 200},
     **{"options": 700, "lstm_options": 500, "gru_before": 120, "reset": 30, "layer_norm": 100, "zoneout": 25},
+    **{"rms_norm": 80, "residual_norm": 75, "rotary": 180},
     **{"linear": 30, "embedding": 20, "dropout": 60, "mean_squared_error": 30, "cross_entropy": 100},
     **{"activation": 100, "feed_forward": 100},
     **{"linear_cross_entropy": 10, "additive_attention": 100},
@@ -366,8 +372,8 @@ def test_every_change_of_a_returned_gradient_is_caught(case: Case) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", [of(name)[0] for name in OPERATORS if name != "dropout"] + OPTION_TEETH_CASES[:2], ids=str
-)  # the backward of dropout is its forward
+    "case", [of(name)[0] for name in OPERATORS if name not in ("dropout", "rotary")] + OPTION_TEETH_CASES[:2], ids=str
+)  # the backward of these two is their forward
 def test_every_wrong_gradient_of_an_operator_is_caught(
     case: Case, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,7 +24,7 @@ class ResidualNormGrads(NamedTuple):
     dx: Float[Tensor, "N F"]
     ds: Float[Tensor, "N F"]
     dgain: Float[Tensor, "F"]
-    dbias: Float[Tensor, "F"]
+    dbias: Float[Tensor, "F"] | None  # None: this norm has no bias
 
 
 def residual_norm_forward(
@@ -53,7 +53,7 @@ def residual_norm_forward(
 
     Shapes: x, s, r, y (N, F); gain, bias (F,) or None. Returns r, y and saved. A Transformer that normalises after a
     sub-layer goes on with y; one that normalises before carries r on and gives y to the next sub-layer.
-    Edges: those of the norm and of dropout. For "rms", which has no bias, dbias is that of a bias of 0.
+    Edges: those of the norm and of dropout. "rms" has no bias.
     Source: Vaswani 2017, section 5.4 (after); Xiong 2020, table 1 (before).
     Derivation: docs/en/normalisation.md.
     """
@@ -70,11 +70,15 @@ def residual_norm_backward(
     dr: Float[Tensor, "N F"], dy: Float[Tensor, "N F"], saved: ResidualNormSaved
 ) -> ResidualNormGrads:
     norm, gain, dropping = saved
-    if isinstance(norm, RMSNormSaved):
-        dnorm, dgain = rms_norm_backward(dy, norm, gain)  # (2)
-        dbias = dy.sum(0)
-    else:
-        dnorm, dgain, dbias = layer_norm_backward(dy, norm, gain)  # (2)
+    dnorm, dgain, dbias = norm_backward(dy, norm, gain)
     dx = dr + dnorm  # (1)
     ds = dx if dropping is None else dx * dropping.mask(dx.shape[1]).to(dx.dtype)  # (1)
     return ResidualNormGrads(dx, ds, dgain, dbias)
+
+
+def norm_backward(
+    dy: Float[Tensor, "N F"], norm: LayerNormSaved | RMSNormSaved, gain: Float[Tensor, "F"] | None
+) -> tuple[Float[Tensor, "N F"], Float[Tensor, "F"], Float[Tensor, "F"] | None]:
+    if isinstance(norm, LayerNormSaved):
+        return layer_norm_backward(dy, norm, gain)  # (2)
+    return *rms_norm_backward(dy, norm, gain), None  # (2)

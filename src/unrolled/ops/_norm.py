@@ -107,7 +107,7 @@ def _backward_kernel(
     else:
         saved = ResidualNormSaved(_normal(r, mean, scale, centred), gain, _dropping(seed, key, t, layer, p))
         grads = residual_norm_backward(torch.zeros_like(dy) if dr is None else dr, dy, saved)
-        new = [r.new_empty(0) if shape == [0] else d for shape, d in zip(shapes, grads, strict=True)]
+        new = [r.new_empty(0) if d is None or shape == [0] else d for shape, d in zip(shapes, grads, strict=True)]
     dx, ds, dgain, dbias = new
     return dx, ds, dgain, dbias
 

@@ -15,7 +15,20 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import unrolled
-from benchmarks.harness import GRAIN, Call, Job, Row, Run, ceiling_once, faster, goal, measured, no_more_memory, race
+from benchmarks.harness import (
+    GRAIN,
+    Call,
+    Job,
+    Row,
+    Run,
+    ceiling_once,
+    faster,
+    goal,
+    measured,
+    no_more_memory,
+    race,
+    same_norm,
+)
 from benchmarks.language import Decoding, language_models
 from benchmarks.sides import Step, Training, check, memory
 from unrolled.ops.attention import attention
@@ -152,7 +165,7 @@ def encoder_layer(case: str, layer: Layer, p: float, ragged: bool, at_least: flo
 
     exact, _ = steps(0.0)
     dx, *gradients = exact["torch"]()
-    check(exact["ours"](), [dx[live] if ragged else dx, *gradients])
+    check(exact["ours"](), [dx[live] if ragged else dx, *gradients], same_norm)
     sides, theirs = steps(p)
     note = compiled(sides, lambda: Training(torch.compile(theirs), x, dy, **options), run)
     share = {"share": float(live.float().mean())} if ragged else {}
@@ -239,7 +252,7 @@ def whole_model(case: str, run: Run) -> list[Row]:
         return {"ours": Training(ours, tokens, one), "torch": Training(theirs, tokens, one)}, theirs
 
     exact, _ = steps(0.0)
-    check(exact["ours"](), exact["torch"]())
+    check(exact["ours"](), exact["torch"](), same_norm)
     sides, theirs = steps(DROPOUT)
     note = compiled(sides, lambda: Training(torch.compile(theirs), tokens, torch.ones(())), run)
     n = MODEL.b * MODEL.t

@@ -202,3 +202,11 @@ def same(ours: Tensor, theirs: Tensor) -> None:
     """Nothing is timed that is not right."""
     largest = float(theirs.detach().abs().max()) if theirs.numel() else 0.0
     torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3 * largest)
+
+
+def same_norm(ours: Tensor, theirs: Tensor) -> None:
+    """As `same`, but by the norm of the difference: rounding may put a number on the other side of the kink of relu."""
+    error = float((ours - theirs).detach().norm())
+    allowed = 1e-3 * float(theirs.detach().norm())
+    if not error <= allowed:
+        raise AssertionError(f"the norm of the difference is {error:.3g}, of at most {allowed:.3g}")

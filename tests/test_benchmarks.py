@@ -170,6 +170,12 @@ def test_what_is_wrong_is_not_timed() -> None:
     sides.check(sides.Training(ours, x, dy)(), expected)
     with pytest.raises(AssertionError):
         sides.check(sides.Training(ours, x, 1.01 * dy)(), expected)
+    one_off, all_off = expected[0].clone(), 1.01 * expected[0]
+    one_off.view(-1)[0] += 1e-3 * float(one_off.norm())
+    harness.same_norm(0.999 * one_off + 0.001 * expected[0], expected[0])
+    for wrong in (all_off, all_off * torch.nan):
+        with pytest.raises(AssertionError, match="the norm of the difference"):
+            harness.same_norm(wrong, expected[0])
 
 
 @pytest.mark.parametrize("cell", sides.CELLS)

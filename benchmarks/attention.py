@@ -7,6 +7,7 @@ timed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -235,12 +236,19 @@ def decoding(case: str, run: Run) -> list[Row]:
         "torch": lambda: decode.theirs(tokens, encoded),
     }
     check([sides["ours"]()], [sides["torch"]()])
+
+    def build() -> Call:
+        again = copy(decode)
+        again.compile()
+        return lambda: again.theirs(tokens, encoded)
+
+    note = compiled(sides, build, run)
     d, ff, n = DECODING.d, DECODING.ff, DECODING.b * STEPS
     once = 4 * DECODING.b * DECODING.t * d**2  # keys and values of the memory
     maps = 2 * n * (6 * d**2 + 2 * d * ff)
     read = DECODING.b * scores(d, [STEPS], causal=True) + 4 * n * DECODING.t * d
     operations = 6 * (once + maps + read)
-    return [row("decoding", case, sides, operations, 20, run, what="inference", tokens=n)]
+    return [row("decoding", case, sides, operations, 20, run, what="inference", tokens=n, **note)]
 
 
 def whole_model(case: str, run: Run) -> list[Row]:

@@ -62,8 +62,12 @@ class Decoding:
         def decoder(library: Any) -> nn.Module:
             return library.TransformerDecoder(library.TransformerDecoderLayer(d, heads, ff, batch_first=True), layers)
 
-        self._theirs, self._ours = decoder(nn).eval(), decoder(unrolled.nn).eval()
+        self._theirs: Any = decoder(nn).eval()
+        self._ours: Any = decoder(unrolled.nn).eval()
         self._ours.load_state_dict(self._theirs.state_dict())
+
+    def compile(self) -> None:
+        self._theirs = torch.compile(self._theirs, dynamic=True)
 
     @torch.no_grad()
     def theirs(self, tokens: Tensor, memory: Tensor) -> Tensor:

@@ -77,7 +77,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         _, *grads = output
         ctx.mark_non_differentiable(*grads)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*grads)
+        ctx.save_for_backward(*inputs[:3], *grads)
 
     @staticmethod
     def backward(ctx: Any, dloss: Tensor | None, *_: Any) -> Any:
@@ -157,8 +157,9 @@ def _by_equation(
     return loss.to(x.dtype), dx.to(x.dtype), dweight.to(x.dtype), dbias.to(x.dtype)
 
 
-def _backward_kernel(dloss: Tensor, dx: Tensor, dweight: Tensor, dbias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return dloss * dx, dloss * dweight, dloss * dbias
+def _backward_kernel(dloss: Tensor, *args: Tensor | None) -> tuple[Tensor, ...]:
+    """x, weight and bias are there because the gradients depend on them: who differentiates again is to be refused."""
+    return tuple(dloss * gradient for gradient in args[3:] if gradient is not None)
 
 
 _forward = register(
@@ -169,8 +170,9 @@ _forward = register(
     lambda x, weight, bias, *args: tuple(x.new_empty(s) for s in _shapes(x, weight, bias, *args[-2:])),
 )
 _backward = register(
-    "linear_cross_entropy_backward(Tensor dloss, Tensor dx, Tensor dweight, Tensor dbias) -> (Tensor, Tensor, Tensor)",
+    "linear_cross_entropy_backward(Tensor dloss, Tensor x, Tensor weight, Tensor? bias, Tensor dx, Tensor dweight, "
+    "Tensor dbias) -> (Tensor, Tensor, Tensor)",
     _backward_kernel,
-    lambda dloss, *grads: tuple(torch.empty_like(g) for g in grads),
+    lambda dloss, x, weight, bias, *grads: tuple(torch.empty_like(g) for g in grads),
 )
 _backward_once = backward_op(_backward, "linear_cross_entropy")

@@ -19,7 +19,7 @@ if ROOT not in sys.path:
     sys.path.append(ROOT)
 
 from benchmarks import __main__ as command  # noqa: E402
-from benchmarks import harness, peers, recurrent, sides, table  # noqa: E402
+from benchmarks import attention, harness, peers, recurrent, sides, table  # noqa: E402
 
 
 def times(**medians: float) -> dict[str, dict[str, float]]:
@@ -185,3 +185,49 @@ def test_every_option_is_a_row_of_its_cell(cell: str, monkeypatch: pytest.Monkey
     own = {"RNN": ["proj_size=2"], "GRU": ["reset=before"], "LSTM": ["peephole=True", "proj_size=2"]}[cell]
     assert [r["what"] for r in rows] == ["layer_norm=True", "zoneout=0.1", "recurrent_dropout=0.3", *own]
     assert [r["reached"] for r in rows] == [True, True, True, *[None] * len(own)]
+
+
+def test_every_part_of_a_transformer_is_compared_and_gives_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "race", lambda sides, repeats: {side: times(it=1.0)["it"] for side in sides})
+    monkeypatch.setattr(attention, "ceiling_once", lambda: 1e6)
+    monkeypatch.setattr(attention, "LAYERS", ((attention.Layer(3, 5, 8, 12, 2), (1.5, 1.0, 0.5)),))
+    small = {"LENGTHS": (4, 8), "ASKED_LENGTH": 8, "HEADS": 2, "HEAD_SIZE": 4, "TOKENS": 7, "WIDTH": 4, "CLASSES": 9}
+    small |= {"STEPS": 5, "LAYERS_OF_MODEL": 2}
+    small |= dict.fromkeys(("DECODING", "MODEL"), attention.Layer(3, 4, 8, 12, 2))
+    for name, value in small.items():
+        monkeypatch.setattr(attention, name, value)
+    torch.manual_seed(0)
+    rows = [one for job in attention.jobs(harness.Run(10, 1, memory=True)) for one in job.run()]
+    assert [r["group"] for r in rows] == [
+        *["encoder layer"] * 3,
+        *["attention"] * 2,
+        *("projection", "decoding", "model"),
+    ]
+    assert [r["reached"] for r in rows[:3]] == [False, True, True]
+    assert [r["what"] for r in rows].count("inference") == 1
+    assert all(r["case"].endswith(r["group"]) for r in rows)
+    assert all({"ours", "torch"} == set(r["ceiling_share"]) for r in rows)
+    assert rows[-1]["tokens_per_second"]["ours"] == pytest.approx(3 * 4 * 1e3)
+    assert max(map(len, shown(rows).splitlines())) <= table.WIDTH
+
+
+def test_operations_by_hand() -> None:
+    layer = attention.Layer(2, 3, 4, 5, 2)
+    maps = 2 * 5 * (4 * 4 * 4 + 2 * 4 * 5)  # of five tokens: q, k, v, out; in and out of the feed-forward
+    assert attention.products(layer, [3, 2]) == maps + 2 * 2 * 4 * (9 + 4)
+    assert attention.scores(4, [3], causal=True) == 2 * 2 * 4 * 9 / 2
+
+
+def test_what_cannot_be_compiled_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> Any:
+        raise RuntimeError("no compiler\nand more")
+
+    sides_: dict[str, Any] = {"torch": lambda: [torch.ones(2)]}
+    run = harness.Run(10, 1, memory=False, compile=True)
+    assert attention.compiled(sides_, fails, run) == {"not_compiled": "RuntimeError: no compiler"}
+    assert attention.compiled(sides_, fails, run._replace(compile=False)) == {}
+    assert list(sides_) == ["torch"]
+    with pytest.raises(AssertionError, match="the norm of the difference"):
+        attention.compiled(sides_, lambda: lambda: [torch.zeros(2)], run)
+    assert attention.compiled(sides_, lambda: lambda: [torch.ones(2)], run) == {}
+    assert list(sides_) == ["torch", "torch compiled"]

@@ -14,11 +14,13 @@ void dropout_forward(const DropoutSizes& z, const T* x, const int64_t* key, cons
   const T scale = static_cast<T>(none ? 0 : 1 / (1 - z.p));
   const int64_t parts = useful_threads(z.threads, 30.0 * static_cast<double>(z.N * z.F));
   parallel_for(z.threads, parts, [&](int64_t part) {
+    const uint32_t least = limit;  // of this thread's own: no store can change it, so the loop becomes vectors
+    const T factor = scale;
     for (int64_t n = part * z.N / parts; n < (part + 1) * z.N / parts; ++n)
       random_units(z.F, t[n], key[n], z.layer, z.seed, [&](int64_t first, int64_t count, const uint32_t* word) {
         const T* const from = x + n * z.F + first;
         T* const to = y + n * z.F + first;
-        for (int64_t f = 0; f < count; ++f) to[f] = from[f] * (word[f] >= limit ? scale : 0);
+        for (int64_t f = 0; f < count; ++f) to[f] = from[f] * (word[f] >= least ? factor : 0);
       });
   });
 }

@@ -20,7 +20,7 @@ typedef uint32_t U32 __attribute__((vector_size(UNROLLED_BYTES / 2)));
 // The whole products of the lower halves of the lanes; compilers do not find this instruction by themselves.
 inline U64 multiply_low(U64 a, uint64_t b) {
 #if defined(__AVX512F__)
-  return (U64)_mm512_mul_epu32((__m512i)a, _mm512_set1_epi64(static_cast<long long>(b)));
+  return (U64)_mm512_maskz_mul_epu32(0xff, (__m512i)a, _mm512_set1_epi64(static_cast<long long>(b)));  // no lane undefined
 #elif defined(__AVX2__)
   return (U64)_mm256_mul_epu32((__m256i)a, _mm256_set1_epi64x(static_cast<long long>(b)));
 #elif defined(__SSE2__)
@@ -31,24 +31,32 @@ inline U64 multiply_low(U64 a, uint64_t b) {
 }
 
 // word[w][lane] for the counters (first + lane, t, key, layer). Of each 64-bit lane the lower half counts.
+// All lanes go through a round together: each multiplication waits for the one of the round before.
 inline void philox(uint32_t first, uint32_t t, uint32_t key, uint32_t layer, uint64_t seed, uint32_t* word) {
-  for (int lane = 0; lane < kLanes; lane += kWidth) {
-    U64 c0, c1 = U64{} + t, c2 = U64{} + key, c3 = U64{} + layer;
-    for (int i = 0; i < kWidth; ++i) c0[i] = first + static_cast<uint32_t>(lane + i);
-    uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
-    _Pragma("GCC unroll 7") for (int round = 0; round < kRounds; ++round) {
-      const U64 p0 = multiply_low(c0, 0xD2511F53), p1 = multiply_low(c2, 0xCD9E8D57);
-      c0 = (p1 >> 32) ^ c1 ^ k0;
-      c1 = p1;
-      c2 = (p0 >> 32) ^ c3 ^ k1;
-      c3 = p0;
-      k0 += 0x9E3779B9;
-      k1 += 0xBB67AE85;
+  constexpr int kVectors = kLanes / kWidth;
+  U64 c0[kVectors], c1[kVectors], c2[kVectors], c3[kVectors], own{};
+  for (int i = 0; i < kWidth; ++i) own[i] = static_cast<uint64_t>(i);
+  UNROLL for (int v = 0; v < kVectors; ++v) {
+    c0[v] = (own + (static_cast<uint64_t>(first) + static_cast<uint64_t>(v * kWidth))) & 0xffffffff;
+    c1[v] = U64{} + t, c2[v] = U64{} + key, c3[v] = U64{} + layer;
+  }
+  uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
+  _Pragma("GCC unroll 7") for (int round = 0; round < kRounds; ++round) {
+    UNROLL for (int v = 0; v < kVectors; ++v) {
+      const U64 p0 = multiply_low(c0[v], 0xD2511F53), p1 = multiply_low(c2[v], 0xCD9E8D57);
+      c0[v] = (p1 >> 32) ^ c1[v] ^ k0;
+      c1[v] = p1;
+      c2[v] = (p0 >> 32) ^ c3[v] ^ k1;
+      c3[v] = p0;
     }
-    const U64 c[4] = {c0, c1, c2, c3};
+    k0 += 0x9E3779B9;
+    k1 += 0xBB67AE85;
+  }
+  UNROLL for (int v = 0; v < kVectors; ++v) {
+    const U64 c[4] = {c0[v], c1[v], c2[v], c3[v]};
     for (int w = 0; w < 4; ++w) {
       const U32 low = __builtin_convertvector(c[w], U32);
-      memcpy(word + w * kLanes + lane, &low, sizeof low);
+      memcpy(word + w * kLanes + v * kWidth, &low, sizeof low);
     }
   }
 }

@@ -25,12 +25,12 @@ def layer_norm(x: Tensor, gain: Tensor | None = None, bias: Tensor | None = None
     dtype, width = _norm.out_dtype(x), x.shape[-1]
     _norm.check_row("layer_norm", width, gain=gain, bias=bias)
     wide, gain, bias = _norm.in_float("layer_norm", x, gain, bias)
-    flat = wide.reshape(math.prod(x.shape[:-1]), width)
+    flat = wide if x.ndim == 2 else wide.reshape(math.prod(x.shape[:-1]), width)
     if equations_only():
         y, _ = layer_norm_forward(flat, gain, bias, epsilon)
     else:
         y = _norm.call(_LayerNorm, _forward, (flat, gain, bias, epsilon))[0]
-    return y.reshape(x.shape).to(dtype)
+    return (y if x.ndim == 2 else y.reshape(x.shape)).to(dtype)
 
 
 def _forward(x: Tensor, gain: Tensor | None, bias: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:

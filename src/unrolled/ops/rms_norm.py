@@ -25,13 +25,13 @@ def rms_norm(x: Tensor, gain: Tensor | None = None, epsilon: float | None = None
     dtype, width = _norm.out_dtype(x), x.shape[-1]
     _norm.check_row("rms_norm", width, gain=gain)
     wide, gain = _norm.in_float("rms_norm", x, gain)
-    flat = wide.reshape(math.prod(x.shape[:-1]), width)
+    flat = wide if x.ndim == 2 else wide.reshape(math.prod(x.shape[:-1]), width)
     epsilon = torch.finfo(flat.dtype).eps if epsilon is None else epsilon
     if equations_only():
         y, _ = rms_norm_forward(flat, gain, epsilon)
     else:
         y = _norm.call(_RMSNorm, _forward, (flat, gain, epsilon))[0]
-    return y.reshape(x.shape).to(dtype)
+    return (y if x.ndim == 2 else y.reshape(x.shape)).to(dtype)
 
 
 def _forward(x: Tensor, gain: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:

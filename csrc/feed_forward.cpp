@@ -108,6 +108,31 @@ void forward_rows(const FeedForwardForward<T>& p, const Weights<T>& w, int64_t f
   });
 }
 
+// All rows at once, for few of them: first the hidden units, shared out, then what is made of them.
+template <class T, class Phi>
+void forward_few_rows(const FeedForwardForward<T>& p, int threads) {
+  const auto& z = p.sizes;
+  const int64_t ld = p.a ? z.F : leading<T>(z.F), ld_h = leading<T>(z.F), block = z.N * ld_h;
+  const Scratch scratch(static_cast<size_t>(3 * block) * sizeof(T));
+  T* const h = reinterpret_cast<T*>(scratch.data());
+  T *const a = p.a ? p.a : h + block, *const g = p.a ? p.gate : h + 2 * block;
+  constexpr int64_t kStep = 4 * kLanes;
+  const int64_t steps = ceil_div(z.F, kStep), least = ceil_div(z.F, kUnits), tasks = least > threads ? least : threads;
+  parallel_for(threads, tasks, [&](int64_t i) {
+    const int64_t f = i * steps / tasks * kStep, end = (i + 1) * steps / tasks * kStep, units = (end < z.F ? end : z.F) - f;
+    Mask<T> mask(p.dropping);
+    map_few_rows(p.x, z.D, z.N, p.weight1 + f * z.D, z.D, units, p.bias1 ? p.bias1 + f : nullptr, a + f, ld);  // (1)
+    if (p.weight_gate)
+      map_few_rows(p.x, z.D, z.N, p.weight_gate + f * z.D, z.D, units, p.bias_gate ? p.bias_gate + f : nullptr, g + f, ld);  // (2)
+    for (int64_t n = 0; n < z.N; ++n)
+      hidden_row<Phi>(units, a + n * ld + f, p.weight_gate ? g + n * ld + f : nullptr, mask.row(n, f, units), h + n * ld_h + f);
+  });
+  parallel_for(threads, threads, [&](int64_t i) {
+    const int64_t d = i * z.D / threads, count = (i + 1) * z.D / threads - d;
+    map_few_rows(h, ld_h, z.N, p.weight2 + d * z.F, z.F, count, p.bias2 ? p.bias2 + d : nullptr, p.y + d, z.D);  // (4)
+  });
+}
+
 // A block of tokens on its way back: what the products over tokens read. h and x in panels.
 template <class T>
 struct Block {
@@ -177,6 +202,8 @@ void feed_forward_forward(const FeedForwardForward<T>& p) {
   const auto& z = p.sizes;
   const bool gated = p.weight_gate != nullptr;
   const int threads = useful_threads(z.threads, work(z, gated));
+  if (z.N <= kFewRows)
+    return with_activation(z.activation, [&](auto phi) { forward_few_rows<T, decltype(phi)>(p, threads); });
   const int64_t up = Packed<T>::size(z.D, z.F), down = Packed<T>::size(z.F, z.D), tasks = row_tasks(z.N, threads);
   const int64_t block = tasks ? ceil_div(z.N, tasks) * leading<T>(kUnits) : 0;
   const Scratch scratch(static_cast<size_t>(2 * up + down + 3 * block * threads) * sizeof(T));

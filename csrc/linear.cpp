@@ -16,6 +16,11 @@ inline double work(const LinearSizes& z) {
 template <class T>
 void linear_forward(const LinearSizes& z, const T* x, const T* weight, const T* bias, T* y) {
   const int threads = useful_threads(z.threads, work(z));
+  if (z.N <= kFewRows)
+    return parallel_for(threads, threads, [&](int64_t i) {
+      const int64_t first = i * z.O / threads, count = (i + 1) * z.O / threads - first;
+      map_few_rows(x, z.I, z.N, weight + first * z.I, z.I, count, bias ? bias + first : nullptr, y + first, z.O);
+    });
   const Scratch scratch(static_cast<size_t>(Packed<T>::size(z.I, z.O)) * sizeof(T));
   const Packed<T> packed = pack_transposed(threads, weight, z.I, z.O, reinterpret_cast<T*>(scratch.data()));
   for_row_tasks(threads, z.N, [&](int64_t first, int64_t n) {

@@ -77,12 +77,64 @@ void tile_outer(const T* a, int64_t lda, const T* panel, int64_t tokens, bool ad
     store(out + r * ld + v * W, sum[r][v], v + 1 < NV ? W : columns - v * W);
 }
 
+template <class T, int N>
+struct Lanes {
+  typedef T V __attribute__((vector_size(N * sizeof(T))));
+};
+
+// The sum of N numbers in memory, by halves.
+template <class T, int N>
+inline T sum_lanes(const T* lane) {
+  if constexpr (N == 2) {
+    return lane[0] + lane[1];
+  } else {
+    typename Lanes<T, N / 2>::V low, high;
+    memcpy(&low, lane, sizeof low);
+    memcpy(&high, lane + N / 2, sizeof high);
+    low += high;
+    T half[N / 2];
+    memcpy(half, &low, sizeof low);
+    return sum_lanes<T, N / 2>(half);
+  }
+}
+
+// out[r][o] = bias[o] (0 without one) + a[r][0..K) times b[o][0..K): MR rows of a and NO of b, neither of them packed.
+template <class T, int MR, int NO>
+void tile_dot(const T* a, int64_t lda, const T* b, int64_t K, const T* bias, T* out, int64_t ld) {
+  constexpr int W = Simd<T>::width;
+  const int64_t whole = K / W * W;
+  Vec<T> sum[MR][NO];
+  UNROLL for (int r = 0; r < MR; ++r) UNROLL for (int o = 0; o < NO; ++o) sum[r][o] = Vec<T>{};
+  for (int64_t k = 0; k < whole; k += W) {
+    Vec<T> w[NO];
+    UNROLL for (int o = 0; o < NO; ++o) w[o] = load(b + o * K + k);
+    UNROLL for (int r = 0; r < MR; ++r) {
+      const Vec<T> x = load(a + r * lda + k);
+      UNROLL for (int o = 0; o < NO; ++o) sum[r][o] += x * w[o];
+    }
+  }
+  T lanes[MR][NO][W];  // through memory: taken apart in place, the sums would stay in memory throughout
+  UNROLL for (int r = 0; r < MR; ++r) UNROLL for (int o = 0; o < NO; ++o) store(lanes[r][o], sum[r][o]);
+  for (int r = 0; r < MR; ++r)
+    for (int o = 0; o < NO; ++o) {
+      T y = sum_lanes<T, W>(lanes[r][o]) + (bias ? bias[o] : 0);
+      for (int64_t k = whole; k < K; ++k) y += a[r * lda + k] * b[o * K + k];
+      out[r * ld + o] = y;
+    }
+}
+
 template <class T>
 using TileRows = void (*)(const T*, int64_t, const T*, int64_t, const T*, int64_t, T*, int64_t, int64_t);
+template <class T>
+using TileDot = void (*)(const T*, int64_t, const T*, int64_t, const T*, T*, int64_t);
 template <class T>
 using TileOuter = void (*)(const T*, int64_t, const T*, int64_t, bool, T*, int64_t, int64_t);
 template <class T>
 constexpr TileRows<T> kTileRows[kVectors][kRows] = UNROLLED_TABLE(tile_rows);
+constexpr int kDot = 4;  // rows of a and of b in a tile of sums of products along a row
+#define UNROLLED_DOTS(MR) {tile_dot<T, MR, 1>, tile_dot<T, MR, 2>, tile_dot<T, MR, 3>, tile_dot<T, MR, 4>}
+template <class T>
+constexpr TileDot<T> kTileDot[kDot][kDot] = {UNROLLED_DOTS(1), UNROLLED_DOTS(2), UNROLLED_DOTS(3), UNROLLED_DOTS(4)};
 template <class T>
 constexpr TileOuter<T> kTileOuter[kVectors][kRows] = UNROLLED_TABLE(tile_outer);
 
@@ -113,6 +165,22 @@ void map_rows(const T* a, int64_t lda, int64_t n, const Packed<T>& b, int64_t fi
     });
     k += kDepth;
   } while (k < b.K);
+}
+
+// For so few rows to pack the weight takes longer than to multiply.
+constexpr int64_t kFewRows = 48;
+
+// y[r][0..columns) = n rows of a times `columns` rows of K numbers of a weight as it lies, + bias.
+template <class T>
+void map_few_rows(const T* a, int64_t lda, int64_t n, const T* weight, int64_t K, int64_t columns, const T* bias, T* y,
+                  int64_t ld) {
+  for (int64_t c = 0; c < columns; c += kDot) {
+    const int64_t width = columns - c < kDot ? columns - c : kDot;
+    for (int64_t r = 0; r < n; r += kDot) {
+      const int64_t height = n - r < kDot ? n - r : kDot;
+      kTileDot<T>[height - 1][width - 1](a + r * lda, lda, weight + c * K, K, bias ? bias + c : nullptr, y + r * ld + c, ld);
+    }
+  }
 }
 
 // f(first term, terms, first column, columns, its place in the packed matrix) for the panels of a K x C matrix, shared out.
@@ -206,10 +274,18 @@ void outer_product(const Part& part, const T* a, int64_t lda, const T* b, int64_
 // sum[o] = (add: sum +) sum over the tokens of a[token][o], for o in [o0, o1).
 template <class T>
 void sum_tokens(const T* a, int64_t lda, int64_t tokens, int64_t o0, int64_t o1, bool add, T* sum) {
-  for (int64_t o = o0; o < o1; o += Simd<T>::width) {
-    Vec<T> total = add ? load(sum + o, o1 - o) : Vec<T>{};
-    for (int64_t t = 0; t < tokens; ++t) total += load(a + t * lda + o, o1 - o);
-    store(sum + o, total, o1 - o);
+  constexpr int W = Simd<T>::width, N = 4;  // vectors side by side: whole cache lines, one after the other
+  for (int64_t o = o0; o < o1; o += N * W) {
+    const int64_t left = o1 - o;
+    Vec<T> total[N];
+    UNROLL for (int v = 0; v < N; ++v) total[v] = add && v * W < left ? load(sum + o + v * W, left - v * W) : Vec<T>{};
+    if (left >= N * W) {
+      for (int64_t t = 0; t < tokens; ++t) UNROLL for (int v = 0; v < N; ++v) total[v] += load(a + t * lda + o + v * W);
+    } else {
+      for (int64_t t = 0; t < tokens; ++t)
+        UNROLL for (int v = 0; v < N; ++v) if (v * W < left) total[v] += load(a + t * lda + o + v * W, left - v * W);
+    }
+    UNROLL for (int v = 0; v < N; ++v) if (v * W < left) store(sum + o + v * W, total[v], left - v * W);
   }
 }
 

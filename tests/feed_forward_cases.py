@@ -26,7 +26,7 @@ LARGE: Options = {
     "feed_forward": [
         {"tokens": 1201, "width": 67, "units": 97, "activation": "relu"},
         {"tokens": 701, "width": 97, "units": 67, "activation": "gelu", "gated": True, "p": 0.3},
-        {"tokens": 31, "width": 130, "units": 517, "activation": "silu", "gated": True, "bias": False},
+        {"tokens": 67, "width": 130, "units": 517, "activation": "silu", "gated": True, "bias": False},
         {"tokens": 403, "width": 131, "units": 293, "activation": "gelu_tanh", "p": 0.1},
     ],
 }

@@ -77,9 +77,10 @@ void feed_forward() {
       });
     }
   for (const bool gated : {false, true})  // more units than are computed at a time
-    on_every_variant("feed_forward", [&](const auto& kernels, int threads) {
-      return layer(kernels, {19, 21, 1030, Activation::gelu, gated, true, true, true, 0.2}, threads);
-    });
+    for (const int64_t N : {19, 53})  // few rows go another way
+      on_every_variant("feed_forward", [&](const auto& kernels, int threads) {
+        return layer(kernels, {N, 21, 1030, Activation::gelu, gated, true, true, true, 0.2}, threads);
+      });
 }
 
 }  // namespace sanitize

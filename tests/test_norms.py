@@ -6,6 +6,7 @@ import inspect
 from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from peers import DTYPES, agree, ids
 from tolerances import AS_EXACT, ROUNDED, close, same_bits
 from unrolled import Ragged
 from unrolled.equations.dropout import Dropping
+from unrolled.ops import _backend
 from unrolled.ops.dropout import dropout
 from unrolled.ops.layer_norm import layer_norm
 from unrolled.ops.residual_norm import residual_norm
@@ -230,6 +232,49 @@ def test_float32_is_as_exact_as_torchs(variant: str, name: str, width: int, draw
     assert bool((ours.sqrt() <= (AS_EXACT * theirs.sqrt()).clamp(min=ROUNDED)).all()), (ours.sqrt(), theirs.sqrt())
 
 
+def habits(kind: str) -> tuple[Any, list[Tensor]]:
+    """An operator as a function of its tensors, and these."""
+    leaves = [torch.randn(*n, dtype=torch.float64, requires_grad=True) for n in ((4, 5), (4, 5), (5,))]
+    if kind == "residual_norm":
+        options: dict[str, Any] = {"kind": "layer", "epsilon": 0.1, "dropping": dropping(4)}
+        return lambda x, s, gain: residual_norm(x, s, gain, **options)[1], leaves
+    function = layer_norm if kind == "layer_norm" else rms_norm
+    return lambda x, _, gain: function(x, gain), leaves
+
+
+@pytest.mark.parametrize("kind", ["layer_norm", "rms_norm", "residual_norm"])
+def test_vmap_and_second_derivatives(kind: str, backend: str) -> None:
+    function, leaves = habits(kind)
+    used = leaves if kind == "residual_norm" else leaves[::2]
+
+    def loss(*values: Tensor) -> Tensor:
+        total: Tensor = function(*values).sin().sum()
+        return total
+
+    expected = torch.autograd.grad(loss(*leaves), used)
+    stacked = [torch.stack([v.detach(), v.detach().flip(0)]) for v in leaves]
+    each = torch.func.vmap(torch.func.grad(loss, argnums=(0, 1, 2)))(*stacked)
+    for found, reference in zip(each if kind == "residual_norm" else each[::2], expected, strict=True):
+        close(found[0], reference, 5)
+    with unrolled.use("equations"):
+        torch.autograd.gradgradcheck(loss, leaves)
+    (grad,) = torch.autograd.grad(loss(*leaves), leaves[0], create_graph=True)
+    with pytest.raises(RuntimeError, match=f"{kind}: .*closed form.*unrolled.use"):
+        grad.sum().backward()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, from torch's own compiler
+@pytest.mark.parametrize("kind", ["layer_norm", "rms_norm", "residual_norm"])
+def test_compile_without_a_break(kind: str) -> None:
+    torch._dynamo.reset()
+    function, leaves = habits(kind)
+    used = leaves if kind == "residual_norm" else leaves[::2]
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=True)
+    expected = torch.autograd.grad(function(*leaves).sin().sum(), used)
+    for found, reference in zip(torch.autograd.grad(compiled(*leaves).sin().sum(), used), expected, strict=True):
+        close(found, reference, 5)
+
+
 @pytest.mark.parametrize("norm", [layer_norm, rms_norm])
 def test_special_values_stay_in_their_row(norm: Any, backend: str) -> None:
     x = torch.randn(4, 19)
@@ -253,3 +298,62 @@ def test_rows_without_a_number(backend: str) -> None:
     y = layer_norm(x, torch.ones(0), torch.ones(0))
     y.sum().backward()
     assert y.shape == x.grad.shape == (3, 0)
+
+
+def zeros(*shape: int) -> np.ndarray:
+    return np.zeros(shape, np.float32)
+
+
+_WHERE = {"seed": np.array(3), "key": np.zeros(4, np.int64), "t": np.zeros(4, np.int64)}
+_STATISTICS = {"mean": zeros(4), "scale": zeros(4)}
+_END = {"layer": 0, "p": 0.5, "threads": 1}
+# N 4 rows of F 3, with all that there may be
+BORDER: dict[str, dict[str, Any]] = {
+    "norm_forward": {
+        **{"x": zeros(4, 3), "s": zeros(4, 3), "gain": zeros(3), "bias": zeros(3), **_WHERE},
+        **{"r": zeros(4, 3), "y": zeros(4, 3), **_STATISTICS, "epsilon": 1e-5, **_END},
+    },
+    "norm_backward": {
+        **{"dr": zeros(4, 3), "dy": zeros(4, 3), "r": zeros(4, 3), **_STATISTICS, "gain": zeros(3), **_WHERE},
+        **{"dx": zeros(4, 3), "ds": zeros(4, 3), "dgain": zeros(3), "dbias": zeros(3), **_END},
+    },
+    "rotary": {
+        **{"x": zeros(4, 9), "t": np.zeros(4, np.int64), "frequency": np.zeros(2), "y": zeros(4, 9)},
+        **{"heads": 2, "columns": 8, "threads": 1},
+    },
+}
+
+
+@pytest.mark.parametrize("call", BORDER)
+def test_the_border_refuses_every_array_of_another_shape_or_type(call: str) -> None:
+    function, arguments = getattr(_backend.core, call), BORDER[call]
+    function(**arguments)
+    arrays = {name: value for name, value in arguments.items() if isinstance(value, np.ndarray)}
+    for name, value in arrays.items():
+        other = np.float32 if value.dtype == np.float64 else np.float64
+        with pytest.raises(TypeError):
+            function(**{**arguments, name: value.astype(other)})
+        if value.ndim:
+            with pytest.raises(ValueError, match=r"must (be|have)"):
+                function(**{**arguments, name: np.zeros([n + 1 for n in value.shape], value.dtype)})
+
+
+@pytest.mark.parametrize(
+    ("call", "changed"),
+    [
+        ("norm_forward", {"p": 1.5}),
+        ("norm_forward", {"seed": None}),
+        ("norm_forward", {"p": 0.0}),
+        ("norm_forward", {"s": None}),
+        ("norm_forward", {"s": None, "r": None}),
+        ("norm_backward", {"ds": None}),
+        ("norm_backward", {"key": None}),
+        ("rotary", {"heads": 3}),
+        ("rotary", {"heads": 0}),
+        ("rotary", {"columns": 12}),
+        ("rotary", {"columns": -4}),
+    ],
+)
+def test_the_border_refuses_what_does_not_belong_together(call: str, changed: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"must (be|have)"):
+        getattr(_backend.core, call)(**{**BORDER[call], **changed})

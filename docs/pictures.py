@@ -1,11 +1,14 @@
 """Draws the pictures of the pages, light and dark, into docs/_static: `python docs/pictures.py`.
 
 `unrolled` and `transformer` are diagrams. The rest are measurements: `gradient_reach`, `lstm_reach`, `option_reach` and
-`attention_reach` of the gradients of the states, by the closed form.
+`attention_reach` of the gradients of the states, by the closed form; `cost` of time, as `python -m benchmarks.cost` has
+stored it.
 """
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -24,6 +27,7 @@ from unrolled.ops.additive_attention import additive_attention
 from unrolled.ops.recurrence import record
 from unrolled.ragged import Rows
 
+ROOT = Path(__file__).parents[1]
 T, B, H = 100, 64, 128
 RADII = (0.8, 1.0, 1.2, 1.5)
 FORGET_BIASES = (0, 1, 2, 4)
@@ -194,11 +198,44 @@ def draw_norms(curves: Curves, theme: str) -> str:
     return svg(width, height, body, f"norm of d{state}_t over t, logarithmic, {label}")
 
 
+def draw_cost(theme: str) -> str:
+    """The fastest training step over T, both logarithmic."""
+    stored = json.loads((ROOT / "benchmarks/results/cost.json").read_text("utf-8"))
+    names = {"rnn": "RNN", "lstm": "LSTM", "attention": "attention", "causal attention": "causal"}
+    ticks = [row["T"] for row in stored["rows"]]
+    times = {name: [row["times"][name]["min_ms"] for row in stored["rows"]] for name in names}
+    left, right, top, bottom, width, height = 70, 110, 44, 50, 820, 410
+    every = [v for curve in times.values() for v in curve]
+    low, high = math.floor(math.log2(min(every))), math.ceil(math.log2(max(every)))
+
+    def px(t: float) -> float:
+        return left + (width - left - right) * math.log(t / ticks[0]) / math.log(ticks[-1] / ticks[0])
+
+    def py(milliseconds: float) -> float:
+        return top + (height - top - bottom) * (high - math.log2(milliseconds)) / (high - low)
+
+    body = []
+    for power in range(low, high + 1):
+        body.append(f'<path d="M{px(ticks[0]):g} {py(2**power):.1f}H{px(ticks[-1]):g}" stroke="{FAINT[theme]}"/>')
+        body.append(text(left - 12, py(2**power) + 5, f"~{{{2**power}}}", SOFT[theme], "end", 15))
+    for t in ticks:
+        body.append(text(px(t), height - bottom + 24, f"~{{{t:,}}}", SOFT[theme], size=15))
+    body.append(text((px(ticks[0]) + px(ticks[-1])) / 2, height - 8, "T", INK[theme]))
+    body.append(text(left, 22, "~{ms}", INK[theme], "start", 16))
+    ends: list[float] = []
+    for (name, curve), colour in sorted(zip(times.items(), COLOURS[theme], strict=True), key=lambda c: c[0][1][-1]):
+        points = " ".join(f"{px(t):.1f},{py(v):.1f}" for t, v in zip(ticks, curve, strict=True))
+        body.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2.4"/>')
+        ends.append(min([py(curve[-1]) + 5, *(end - 18 for end in ends)]))
+        body.append(text(px(ticks[-1]) + 8, ends[-1], f"~{{{names[name]}}}", colour, "start", 16))
+    return svg(width, height, body, "time of a training step over T, at equal parameters")
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     reaches = {"gradient_reach": radii(), "lstm_reach": forget_biases(), "option_reach": options()}
     reaches["attention_reach"] = readings()
     draws = {name: partial(draw_norms, curves) for name, curves in reaches.items()}
-    for name, draw in {**draws, "unrolled": draw_unrolled, "transformer": draw_transformer}.items():
+    for name, draw in {**draws, "unrolled": draw_unrolled, "transformer": draw_transformer, "cost": draw_cost}.items():
         for theme in INK:
-            (Path(__file__).parent / "_static" / f"{name}{theme}.svg").write_text(draw(theme), "utf-8")
+            (ROOT / "docs/_static" / f"{name}{theme}.svg").write_text(draw(theme), "utf-8")

@@ -103,7 +103,6 @@ class Layer(nn.Module):
     dropout: Dropout
     activation: Activation
     norm_first: bool
-    _parts: tuple[list[str], list[str]]  # the names of its dropouts and of its attentions
 
     def _add_feed_forward(self, d_model: int, units: int, dropout: float, bias: bool, gated: bool, new: Any) -> None:
         """In torch's order, which is that of the first values; the gate, which torch has not, comes last."""

@@ -177,7 +177,7 @@ def padded_weights(weights: Tensor, queries: Tokens, keys: Tokens) -> Tensor:
     rows, columns = (
         0 if t.steps is None else t.steps - n for t, n in zip((queries, keys), weights.shape[2:], strict=True)
     )
-    if rows > 0 or columns > 0:
+    if torch.compiler.is_compiling() or rows > 0 or columns > 0:
         weights = torch.nn.functional.pad(weights, (0, columns, 0, rows))
     if queries.live is not None:
         weights = weights.masked_fill(~queries.live[:, None, :, None], 0)

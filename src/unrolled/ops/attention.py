@@ -24,8 +24,8 @@ class _Inputs(NamedTuple):
     slopes: Tensor | None
     query_start: Tensor
     query_length: Tensor
-    key_start: Tensor
-    key_length: Tensor
+    key_start: Tensor | None  # None: the keys are the queries; torch.compile takes no tensor twice
+    key_length: Tensor | None
     seed: Tensor | None
     key: Tensor | None
     t: Tensor | None
@@ -68,7 +68,8 @@ class _Inputs(NamedTuple):
         seen, added = (
             (self.mask, None) if self.mask is not None and self.mask.dtype == torch.bool else (None, self.mask)
         )
-        return arrays(*self[:3], seen, added, *self[4:12]), (*self[12:], torch.get_num_threads())
+        where = *self[5:7], self.keys.start, self.keys.length, *self[9:12]
+        return arrays(*self[:3], seen, added, self.slopes, *where), (*self[12:], torch.get_num_threads())
 
     @property
     def queries(self) -> Rows:
@@ -76,6 +77,8 @@ class _Inputs(NamedTuple):
 
     @property
     def keys(self) -> Rows:
+        if self.key_start is None or self.key_length is None:
+            return self.queries
         return Rows(self.key_start, self.key_step, self.key_length)
 
     @property
@@ -121,11 +124,13 @@ def attention(
     width = _check(q, k, v, heads, queries, keys)
     number = mask is not None and mask.dtype != torch.bool
     if mask is not None:
-        _check_mask(mask, q, len(queries.length), heads)
+        _check_mask(mask, q, queries.length.shape[0], heads)
     one_kind("attention", q, k, v, mask if number else None, slopes)
     d = dropping if dropping is not None and dropping.p else Dropping(0.0, *[None] * 4)  # type: ignore[arg-type]
+    own = keys is queries
+    where = None if own else keys.start, None if own else keys.length
     p = _Inputs(
-        *(q, k, v, mask, slopes, queries.start, queries.length, keys.start, keys.length, d.seed, d.key, d.t),
+        *(q, k, v, mask, slopes, queries.start, queries.length, *where, d.seed, d.key, d.t),
         *(heads, queries.step, keys.step, causal, (width // heads) ** -0.5 if scale is None else scale),
         *(d.p, 0 if d.layer is None else d.layer),
     )
@@ -142,9 +147,8 @@ def attention(
 
 def _check(q: Tensor, k: Tensor | None, v: Tensor | None, heads: int, queries: Rows, keys: Rows) -> int:
     """The numbers of a query, all heads together."""
-    found = ", ".join(str(tuple(x.shape)) for x in (q, k, v) if x is not None)
     if any(x is not None and x.ndim != 2 for x in (q, k, v)):
-        raise ValueError(f"expected q, k and v of two dimensions, found {found}")
+        raise ValueError(f"expected q, k and v of two dimensions, found {_shapes(q, k, v)}")
     width, value = q.shape[1], q.shape[1]
     if k is None:
         width = value = width // 3
@@ -157,11 +161,15 @@ def _check(q: Tensor, k: Tensor | None, v: Tensor | None, heads: int, queries: R
     if not fits or heads < 1 or width % heads or value % heads:
         raise ValueError(
             f"expected q (N, A * F), k (M, A * F), v (M, A * G), or k and v side by side, or all three, "
-            f"for A = {heads} heads; found {found}"
+            f"for A = {heads} heads; found {_shapes(q, k, v)}"
         )
     if queries.length.shape != keys.length.shape:
         raise ValueError(f"there are {len(queries.length)} sequences of queries and {len(keys.length)} of keys")
     return width
+
+
+def _shapes(*tensors: Tensor | None) -> str:
+    return ", ".join(str(tuple(x.shape)) for x in tensors if x is not None)
 
 
 def _check_mask(mask: Tensor, q: Tensor, sequences: int, heads: int) -> None:
@@ -183,9 +191,9 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        *given, need_weights = inputs
+        *given, ctx.need_weights = inputs
         o, weights, log_sum = output
-        ctx.mark_non_differentiable(*([log_sum] if need_weights else [weights, log_sum]))
+        ctx.mark_non_differentiable(*([log_sum] if ctx.need_weights else [weights, log_sum]))
         ctx.set_materialize_grads(False)
         ctx.tensors = [i for i, v in enumerate(given) if isinstance(v, Tensor)]
         ctx.given = [None if isinstance(v, Tensor) else v for v in given]
@@ -197,6 +205,7 @@ class _Attention(torch.autograd.Function):
         for i, tensor in zip(ctx.tensors, tensors, strict=True):
             given[i] = tensor
         do = torch.zeros_like(o) if do is None else do
+        dweights = dweights if ctx.need_weights else None  # torch.compile gives one to every output
         needed = ctx.needs_input_grad[:5]
         grads = _backward_once(do, dweights, *given, o, log_sum, *needed[3:])
         return *(g if need else None for g, need in zip(grads, needed, strict=True)), *[None] * (len(given) - 4)
@@ -216,7 +225,7 @@ def _forward_kernel(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
     rows, width = _sizes(p)
     o, log_sum, weights = p.q.new_empty(rows, width), p.q.new_empty(rows, p.heads), nothing
     if need_weights:
-        steps = [int(n.max()) if len(n) else 0 for n in (p.query_length, p.key_length)]
+        steps = [int(n.max()) if len(n) else 0 for n in (p.query_length, p.keys.length)]
         weights = p.q.new_empty(len(p.query_length), p.heads, *steps)
     given, numbers = p.for_core
     core.attention_forward(*given, *arrays(o, log_sum, weights if need_weights else None), *numbers)
@@ -263,7 +272,7 @@ def _backward_fake(do: Tensor, dweights: Tensor | None, *args: Any) -> tuple[Ten
 
 _TYPES = {"heads": "int", "causal": "bool", "scale": "float", "p": "float", "layer": "int"}
 _TYPES |= dict.fromkeys(("query_step", "key_step"), "SymInt")
-_TYPES |= dict.fromkeys(("k", "v", "mask", "slopes", "seed", "key", "t"), "Tensor?")
+_TYPES |= dict.fromkeys(("k", "v", "mask", "slopes", "key_start", "key_length", "seed", "key", "t"), "Tensor?")
 _INPUTS = ", ".join(f"{_TYPES.get(name, 'Tensor')} {name}" for name in _Inputs._fields)
 
 _forward = register(

@@ -14,6 +14,7 @@ import torch
 
 jaxtyping.install_import_hook("unrolled.equations", "beartype.beartype")
 
+import unrolled.nn  # noqa: E402, F401  all operators, before a test takes the core away
 from unrolled.ops import _backend  # noqa: E402
 
 VARIANTS: list[str] = _backend.core.variants() if _backend.core else []

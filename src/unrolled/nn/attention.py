@@ -119,7 +119,8 @@ class MultiheadAttention(nn.MultiheadAttention):
             values = (
                 memory if key is value else enter(value, self.batch_first, self.vdim, key_lengths, key_padding_mask)
             )
-            self._check_pair(queries, memory, values)
+            if values is not memory and (values.steps != memory.steps or len(values.values) != len(memory.values)):
+                raise ValueError(f"{len(memory.values)} keys cannot go with {len(values.values)} values")
             masks = self.masks_over(queries, memory, attn_mask, causal)
             given = self.memory(memory, None if values is memory else values)
             o, weights = self.read(queries, given, masks, self._dropping(queries), need_weights)
@@ -133,6 +134,10 @@ class MultiheadAttention(nn.MultiheadAttention):
     def masks_over(self, queries: Tokens, memory: Tokens, attn_mask: Tensor | Masks | None, causal: bool) -> Masks:
         if isinstance(attn_mask, Masks):
             return attn_mask
+        if queries.sequences != memory.sequences:
+            raise ValueError(
+                f"{queries.sequences} sequences of queries cannot read {memory.sequences} sequences of keys"
+            )
         sizes = queries.sequences, self.num_heads, queries.steps, memory.steps
         return Masks(causal, both(attention_mask(attn_mask, sizes, queries.values.dtype), memory.keep))
 
@@ -255,12 +260,6 @@ class MultiheadAttention(nn.MultiheadAttention):
             raise ValueError("a padding mask belongs to a padded batch; this input has its own lengths")
         mask = key_padding_mask if keys.batched else key_padding_mask[None]
         return over_keys(*padding(mask, (keys.sequences, keys.steps), keys.values.dtype))
-
-    def _check_pair(self, queries: Tokens, keys: Tokens, values: Tokens) -> None:
-        if queries.sequences != keys.sequences:
-            raise ValueError(f"{queries.sequences} sequences of queries cannot read {keys.sequences} sequences of keys")
-        if values is not keys and (values.steps != keys.steps or len(values.values) != len(keys.values)):
-            raise ValueError(f"{len(keys.values)} keys cannot go with {len(values.values)} values")
 
     def _dropping(self, x: Tokens) -> Dropping | None:
         if not self.training or self.dropout == 0:

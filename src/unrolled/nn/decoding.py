@@ -31,16 +31,16 @@ class State:
         capacity: int,
         memory: Sequence[Memory] = (),
         memory_masks: Masks = Masks(False, None),  # noqa: B008
-        batched: bool = True,
     ) -> None:
         if sequences < 0 or capacity < 1:
             raise ValueError(f"sequences must be at least 0 and capacity 1, found {sequences} and {capacity}")
         self.memory, self.memory_masks = list(memory), memory_masks
-        self._capacity, self._longest, self._batched = capacity, 0, batched
+        self._capacity, self._longest = capacity, 0
         self._width = width
         self._index = torch.arange(sequences, device=like.device)
         self._one = torch.ones_like(self._index)
         self._start = self._index * capacity
+        self._source = self._index
         self.lengths = torch.zeros_like(self._index)
         self._key_value = [like.new_zeros(sequences * capacity, 2 * width) for _ in range(layers)]
 
@@ -72,20 +72,20 @@ class State:
         self._index = torch.arange(len(index), device=index.device)
         self._one = torch.ones_like(self._index)
         self._start = self._index * self._capacity
-        self.memory = [
-            m._replace(rows=Rows(m.rows.start[index], m.rows.step, m.rows.length[index])) for m in self.memory
-        ]
-        mask = self.memory_masks.mask
-        if mask is not None:
-            self.memory_masks = self.memory_masks._replace(mask=mask[index])
+        source = self._source[index]
+        if not torch.equal(source, self._source):  # else each has what it had: the beams of one source changed places
+            self.memory = [_selected(m, index) for m in self.memory]
+            mask = self.memory_masks.mask
+            self.memory_masks = self.memory_masks if mask is None else self.memory_masks._replace(mask=mask[index])
+            self._source = source
 
     def _tokens(self, x: Batch, lengths: Lengths | None, batch_first: bool) -> Tokens:
-        if isinstance(x, Tensor) and not x.is_nested and x.ndim == 3 and lengths is None and self._batched:
+        if isinstance(x, Tensor) and not x.is_nested and x.ndim == 3 and lengths is None:
             shape = (len(self._index), 1) if batch_first else (1, len(self._index))
             if x.shape == (*shape, self._width):
                 return self._single(x)
         tokens = enter(x, batch_first, self._width, lengths)
-        if tokens.sequences != len(self._index) or tokens.batched != self._batched:
+        if tokens.sequences != len(self._index):
             raise ValueError(f"this state holds {len(self._index)} sequences, found {tokens.sequences}")
         return tokens
 
@@ -110,3 +110,14 @@ class State:
             wider = kv.new_zeros(count, self._capacity, kv.shape[1])
             wider[:, :old] = kv.view(count, old, kv.shape[1])
             self._key_value[layer] = wider.flatten(0, 1)
+
+
+def _selected(memory: Memory, index: Tensor) -> Memory:
+    """Rows of its own for each of these sequences."""
+    first, length = memory.rows.start[index], memory.rows.length[index]
+    start = length.cumsum(0) - length
+    sequence = torch.repeat_interleave(length)
+    t = torch.arange(len(sequence), device=index.device) - start[sequence]
+    row = first[sequence] + t * memory.rows.step
+    value = None if memory.value is None else memory.value.index_select(0, row)
+    return memory._replace(key=memory.key.index_select(0, row), value=value, rows=Rows(start, 1, length))

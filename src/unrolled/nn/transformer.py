@@ -187,7 +187,7 @@ class TransformerDecoder(nn.Module):
         like, width = _first(self).self_attn.in_proj_weight, _first(self).self_attn.embed_dim
         read = [cast(TransformerDecoderLayer, layer).multihead_attn.memory(memory) for layer in self.layers]
         masks = Masks(False, memory.keep)
-        return State(memory.sequences, len(read), like, width, capacity, read, masks, memory.batched)
+        return State(memory.sequences, len(read), like, width, capacity, read, masks)
 
     @torch.no_grad()
     def step(self, tgt: Batch, state: State, lengths: Lengths | None = None, *, keys: Lengths | None = None) -> Any:

@@ -14,6 +14,7 @@ namespace UNROLLED_TARGET {
 namespace {
 
 constexpr int64_t kBlock = 128;        // classes at a time
+constexpr int64_t kDepth = 128;        // tokens of a sum of dW
 constexpr int64_t kTokens = 512;       // tokens of a chunk, at most
 constexpr int64_t kLogits = 1 << 22;   // numbers of a chunk, where it is not smaller than kPanel tokens
 
@@ -147,23 +148,29 @@ void form(const Chunk<T>& c, T share, int64_t v, int64_t count, T* z) {
   }
 }
 
-// dW of a block's classes: dz x.
+// dW of a block's classes: dz x. Sums of some tokens each are summed again: that rounds less than one long sum.
 template <class T>
 void add_dweight(const Chunk<T>& c, const T* const* dz, int64_t v, int64_t count) {
   constexpr int W = Simd<T>::width;
   T tile[kRows * kPanel<T>];
-  for_panels<T>(padded<T>(c.p.D), kPanel<T>, [&](int64_t d, int64_t width) {
-    for_tiles(count, [&](int64_t r, int height) {
-      kTile<T>[width / W - 1][height - 1](dz + r, c.rows + c.n * d, c.n, tile, width);
-      for (int64_t i = 0; i < height; ++i)
-        for (int64_t j = 0; j < width; j += W) {
-          T* const to = c.p.dweight + (v + r + i) * c.p.D + d + j;
-          const int64_t left = c.p.D - d - j;
-          const Vec<T> sum = load(tile + i * width + j);
-          store(to, c.first ? sum : sum + load(to, left), left);
-        }
+  for (int64_t t = 0; t < c.n; t += kDepth) {
+    const T* row[kBlock];
+    for (int64_t i = 0; i < count; ++i) row[i] = dz[i] + t;
+    const int64_t depth = c.n - t < kDepth ? c.n - t : kDepth;
+    const bool first = c.first && t == 0;
+    for_panels<T>(padded<T>(c.p.D), kPanel<T>, [&](int64_t d, int64_t width) {
+      for_tiles(count, [&](int64_t r, int height) {
+        kTile<T>[width / W - 1][height - 1](row + r, c.rows + c.n * d + t * width, depth, tile, width);
+        for (int64_t i = 0; i < height; ++i)
+          for (int64_t j = 0; j < width; j += W) {
+            T* const to = c.p.dweight + (v + r + i) * c.p.D + d + j;
+            const int64_t left = c.p.D - d - j;
+            const Vec<T> sum = load(tile + i * width + j);
+            store(to, first ? sum : sum + load(to, left), left);
+          }
+      });
     });
-  });
+  }
 }
 
 // What a block's classes add to dx: W^T dz.

@@ -2,13 +2,99 @@
 
 from __future__ import annotations
 
+from itertools import cycle, product
 from typing import Any
 
 from hypothesis import strategies as st
 
+from covering import covering
+
 Options = dict[str, list[dict[str, Any]]]
 
-OPTIONS: Options = {}
-LARGE: Options = {}
-TEETH: Options = {}
-DRAWS: dict[str, st.SearchStrategy[dict[str, Any]]] = {}
+_STEPS = cycle(
+    [((3, 4), (2, 0), (1, 2)), ((1, 1),), ((0, 3), (2, 2)), ((5, 2),), ((2, 3), (3, 3), (0, 0)), ((4, 1), (1, 4))]
+)
+_SIZES = cycle([{"heads": 2, "size": 3}, {"heads": 1, "size": 1}, {"heads": 3, "size": 2}, {"heads": 1, "size": 5}])
+_CHOICES: dict[str, list[dict[str, Any]]] = {
+    "causal": [{}, {"causal": True}],
+    "mask": [
+        {},
+        {"mask": "boolean"},
+        {"mask": "added", "repeated": (1,)},
+        {"mask": "learned", "repeated": (0, 2)},
+        {"mask": "boolean", "repeated": (0, 1, 2)},
+        {"mask": "learned", "repeated": (1, 3)},
+    ],
+    "slopes": [{}, {"slopes": True}],
+    "p": [{}, {"p": 0.4}],
+    "packed": [{}, {"packed": 2}, {"packed": 3}, {"value_size": 2}],
+    "layout": [{}, {"layout": "time_major"}, {"layout": "batch_first"}, {"layout": "reverse"}],
+    "weights": [{}, {"need_weights": True}],
+    "scale": [{}, {"scale": -0.7}],
+}
+_EVERYTHING: dict[str, Any] = {"causal": True, "slopes": True, "p": 0.4, "need_weights": True}
+
+OPTIONS: Options = {
+    "attention": [
+        *({**row, "steps": next(_STEPS), **next(_SIZES)} for row in covering(_CHOICES)),
+        *(
+            {**more, "steps": steps, "size": 2}
+            for more, steps in product(({}, {**_EVERYTHING, "mask": "learned"}), ((), ((0, 0), (0, 2)), ((3, 0),)))
+        ),
+        {"p": 1.0, "steps": ((2, 3),)},
+        {"scale": 0.0, "mask": "boolean"},
+    ],
+    "multiplicative_attention": [
+        {"steps": steps, "width": width, "weight": weight}
+        for (steps, width), weight in product(
+            [(((2, 3), (1, 4)), 3), (((1, 1),), 1), (((2, 0), (0, 3)), 2), ((), 2)], (True, False)
+        )
+    ],
+}
+# More keys than a block, more queries than a piece, one head for all threads, and rows that end within a vector.
+LARGE: Options = {
+    "attention": [
+        {"steps": ((300, 700), (50, 3)), "heads": 1, "size": 19, "causal": True},
+        {"steps": ((801, 40), (7, 300)), "size": 7, "p": 0.3, "layout": "time_major"},
+        {"steps": ((517, 517),), "heads": 1, "size": 64, "packed": 3, "causal": True, "p": 0.1},
+        {"steps": ((61, 61), (0, 0), (33, 33)) * 4, "heads": 3, "size": 35, "packed": 3, "slopes": True},
+        {"steps": ((270, 530),), "size": 3, "value_size": 67, "mask": "added", "repeated": (1,), "causal": True},
+        {"steps": ((120, 290),) * 2, "size": 5, "packed": 2, "mask": "boolean", "p": 0.3, "layout": "reverse"},
+    ],
+}
+TEETH: Options = {
+    "attention": [
+        {"steps": ((2, 3), (1, 2)), "size": 2, "value_size": 3, "causal": True, "p": 0.4},
+        {**_EVERYTHING, "steps": ((2, 3), (3, 2)), "size": 2, "mask": "learned", "repeated": (0,)},
+        {"steps": ((2, 3),), "size": 1, "mask": "boolean", "need_weights": True, "scale": 0.6},
+    ],
+    "multiplicative_attention": [
+        {"steps": ((2, 3), (1, 2)), "width": 2},
+        {"steps": ((2, 2),), "width": 2, "weight": False},
+    ],
+}
+
+# Changes of the backward that no judge can tell from the original: see test_teeth.py.
+EQUIVALENT: dict[str, dict[str, str]] = {"attention": {}, "multiplicative_attention": {}}
+
+_WIDTHS = st.one_of(st.integers(1, 40), st.sampled_from([1, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 97]))
+_COUNTS = st.one_of(st.integers(0, 9), st.sampled_from([0, 1, 2, 15, 16, 17, 47, 48, 49, 64, 65]))
+
+DRAWS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
+    "attention": st.fixed_dictionaries(
+        {
+            "steps": st.lists(st.tuples(_COUNTS, _COUNTS), max_size=4),
+            "heads": st.integers(1, 3),
+            "size": _WIDTHS,
+            "layout": st.sampled_from(["ragged", "reverse", "batch_first", "time_major"]),
+            "causal": st.booleans(),
+            "mask": st.sampled_from([None, None, "boolean", "added", "learned"]),
+            "repeated": st.lists(st.integers(0, 3), max_size=3, unique=True),
+            "slopes": st.booleans(),
+            "scale": st.sampled_from([None, None, 1.0, -0.3]),
+            "p": st.sampled_from([0.0, 0.0, 0.1, 0.5, 1.0]),
+            "packed": st.sampled_from([1, 2, 3]),
+            "need_weights": st.booleans(),
+        }
+    ),
+}

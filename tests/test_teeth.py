@@ -16,22 +16,26 @@ import pytest
 import torch
 from torch import Tensor
 
+import attention_cases
 from cases import FINITE_CASES, OPTION_TEETH_CASES, TEETH_CASES, Case
 from mutants import CHANGES, Backward, Mutant, mutants, of_results
 from pairs import zoneout_pair_backward
 from test_gradients import as_function, of_tensors, plain_steps
 from tolerances import FINITE_BOUND, GRADCHECK, bound
 from unrolled.equations.additive_attention import additive_attention_backward
+from unrolled.equations.attention import attention_backward
 from unrolled.equations.gru import gru_backward
 from unrolled.equations.gru_before import gru_before_backward, reset_backward
 from unrolled.equations.layer_norm import layer_norm_backward
 from unrolled.equations.lstm import lstm_backward
 from unrolled.equations.lstm_options import lstm_options_backward
+from unrolled.equations.multiplicative_attention import multiplicative_attention_backward
 from unrolled.equations.recurrence import recurrence_backward
 from unrolled.equations.recurrent_options import options_backward
 from unrolled.equations.rms_norm import rms_norm_backward
 from unrolled.equations.rnn import rnn_relu_backward, rnn_tanh_backward
 from unrolled.equations.zoneout import zoneout_backward
+from unrolled.verify.attentions import attention_pair_backward
 from unrolled.verify.judges import (
     Result,
     autograd,
@@ -94,12 +98,14 @@ TEETH = {
     "gru_before": Teeth(gru_before_backward, with_options("gru"), as_cell),
     "reset": Teeth(reset_backward, with_options("gru"), as_reset),
     "zoneout": Teeth(zoneout_backward, of("zoneout"), within(zoneout_pair_backward)),
+    "multiplicative_attention": Teeth(multiplicative_attention_backward, of("multiplicative_attention")),
     **{name: Teeth(o.backward, of(name)) for name, o in OPERATORS.items() if name not in RECURRENT},
     "additive_attention": Teeth(
         additive_attention_backward, of("additive_attention"), within(additive_attention_pair_backward)
     ),
     "layer_norm": Teeth(layer_norm_backward, of("layer_norm"), within(layer_norm_pair_backward)),
     "rms_norm": Teeth(rms_norm_backward, of("rms_norm"), within(rms_norm_pair_backward)),
+    "attention": Teeth(attention_backward, of("attention"), within(attention_pair_backward)),
 }
 
 ORDER = "a sum does not depend on the order of its terms"
@@ -197,6 +203,7 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "activation_derivative, another comparison in x > 0 in return (x > 0).to(x.dtype)": "no number is 0 here; "
         "test_feed_forward.py has one",
     },
+    **attention_cases.EQUIVALENT,
     "feed_forward": {
         f"feed_forward_backward, shift {what} in return FeedForwardGrads(dx, da.T @ x, da.sum(0), dy.T @ h, dy.sum(0), "
         f"{end}": ORDER
@@ -258,6 +265,7 @@ FEWEST = {
     **{"options": 700, "lstm_options": 500, "gru_before": 120, "reset": 30, "layer_norm": 100, "zoneout": 25},
     **{"rms_norm": 80, "residual_norm": 75, "rotary": 180},
     **{"linear": 30, "embedding": 20, "dropout": 60, "mean_squared_error": 30, "cross_entropy": 100},
+    **{"attention": 300, "multiplicative_attention": 5},
     **{"activation": 100, "feed_forward": 100},
     **{"linear_cross_entropy": 10, "additive_attention": 100},
 }

@@ -186,12 +186,12 @@ def torch_attention(
     """torch's on the padded batch, with everything that it does not know in its mask."""
     q, k, v, keys = _apart(q, k, v, queries, keys)
     count = len(q)
-    split = [
+    own = [
         pad_rows(x.reshape(len(x), heads, x.shape[1] // heads), rows).transpose(1, 2)
         for x, rows in ((q, queries), (k, keys), (v, keys))
     ]
-    bias = _bias(queries, keys, split[0].shape[2], split[1].shape[2], causal, mask, slopes)
-    o = F.scaled_dot_product_attention(*split, bias.to(q.dtype), scale=scale)
+    bias = _bias(queries, keys, own[0].shape[2], own[1].shape[2], causal, mask, slopes)
+    o = F.scaled_dot_product_attention(own[0], own[1], own[2], bias.to(q.dtype), scale=scale)
     return unpad_rows(o.transpose(1, 2), queries, count).flatten(1)
 
 

@@ -81,7 +81,7 @@ T soften(const Head<T>& head, T* s, int64_t i, int64_t k0, int64_t n, T& highest
     part += p;
   }
   if (head.in.dropping.p > 0) head.drop(s, i, k0, n);  // (4)
-  const T former = power_of(before - base);
+  const T former = before == kNone ? 0 : power_of(before - base);
   sum = sum * former + total<T>(part);
   return former;
 }

@@ -7,36 +7,21 @@ namespace {
 
 using Bytes = OptionalInput<bool, 4>;
 
-// Every row inside the memory, and none in two sequences: they are written to.
-void check_rows(const unrolled::Rows& rows, int64_t B, int64_t R, const char* what) {
+// No row in two sequences: it would be written twice.
+void check_apart(const unrolled::Rows& rows, int64_t B, int64_t R) {
   std::vector<bool> taken(static_cast<size_t>(R), false);
-  for (int64_t b = 0; b < B; ++b) {
-    const int64_t n = rows.length[b], first = rows.start[b];
-    check(n >= 0 && n <= R, what);
-    check(n == 0 || (first >= 0 && first < R), what);
-    if (n > 1) {
-      check(rows.step >= -R && rows.step <= R, what);
-      const int64_t last = first + (n - 1) * rows.step;
-      check(last >= 0 && last < R, what);
-    }
-    for (int64_t t = 0; t < n; ++t) {
-      const auto row = static_cast<size_t>(first + t * rows.step);
-      check(!taken[row], "a row belongs to two sequences");
+  for (int64_t b = 0; b < B; ++b)
+    for (int64_t t = 0; t < rows.length[b]; ++t) {
+      const auto row = static_cast<size_t>(rows.start[b] + t * rows.step);
+      check(!taken[row], "a row must not belong to two sequences");
       taken[row] = true;
     }
-  }
 }
 
-int64_t longest(const int64_t* length, int64_t B) {
+int64_t longest_of(const int64_t* length, int64_t B) {
   int64_t n = 0;
   for (int64_t b = 0; b < B; ++b) n = length[b] > n ? length[b] : n;
   return n;
-}
-
-bool some_row_is_free(const int64_t* length, int64_t B, int64_t R) {
-  int64_t n = 0;
-  for (int64_t b = 0; b < B; ++b) n += length[b];
-  return n < R;
 }
 
 // What both kernels are given, in the order of their arguments.
@@ -56,30 +41,26 @@ struct Given {
   int64_t layer;
   int threads;
 
-  int64_t widths() const { return k ? (v ? 1 : 2) : 3; }  // in how many parts the widest array is cut
-
-  unrolled::AttentionInputs<T> checked(int64_t& Tq, int64_t& Tk) const {
+  // With the longest lengths, and how many rows belong to a sequence, of queries and of keys.
+  unrolled::AttentionInputs<T> checked(int64_t (&longest)[2], int64_t (&tokens)[2]) const {
     check(k || !v, "without k there is no v");
     const int64_t N = size(q, 0), A = heads, B = size(query_start, 0);
     const int64_t M = k ? size(*k, 0) : N, width = k ? size(q, 1) : size(q, 1) / 3, values = v ? size(*v, 1) : width;
     check(A >= 1 && width % A == 0 && values % A == 0, "q, k and v must have a multiple of the heads");
     check(k ? size(*k, 1) == (v ? width : 2 * width) : size(q, 1) == 3 * width, "k must be as wide as q, or twice without v");
     check(!v || size(*v, 0) == M, "v must have the rows of k");
-    check(size(query_length, 0) == B && size(key_start, 0) == B && size(key_length, 0) == B,
-          "start and length must have one number for each sequence");
     const int64_t F = width / A, G = values / A;
     const T* const keys = k ? k->data() : q.data() + width;
     const unrolled::AttentionSizes sizes{N, M, B, A, F, G, size(q, 1), k ? size(*k, 1) : 3 * width,
                                          v ? values : k ? 2 * width : 3 * width, causal, scale, threads};
-    unrolled::AttentionInputs<T> in{sizes, {query_start.data(), query_length.data(), query_step},
-                                    {key_start.data(), key_length.data(), key_step}, q.data(), keys,
+    unrolled::AttentionInputs<T> in{sizes, rows_of(query_start, query_length, query_step, N, B, tokens[0]),
+                                    rows_of(key_start, key_length, key_step, M, B, tokens[1]), q.data(), keys,
                                     v ? v->data() : keys + width, {nullptr, nullptr, {}},
                                     pointer(slopes, A, "slopes must have one number for each head"), {0, 0, layer, nullptr, nullptr}};
-    check_rows(in.queries, B, N, "the rows of the queries must lie in q");
-    check_rows(in.keys, B, M, "the rows of the keys must lie in k");
-    Tq = longest(in.queries.length, B), Tk = longest(in.keys.length, B);
-    if (seen) in.mask.seen = seen->data(), strides(*seen, in, Tq, Tk);
-    if (added) in.mask.added = added->data(), strides(*added, in, Tq, Tk);
+    check_apart(in.queries, B, N);
+    longest[0] = longest_of(in.queries.length, B), longest[1] = longest_of(in.keys.length, B);
+    if (seen) in.mask.seen = seen->data(), strides(*seen, in, longest);
+    if (added) in.mask.added = added->data(), strides(*added, in, longest);
     check(!(seen && added), "one mask, of numbers or of truth values");
     check(p >= 0 && p <= 1, "p must lie in [0, 1]");
     check(p == 0 || (seed && key && t), "dropout must have a seed, and key and t for each row");
@@ -89,8 +70,8 @@ struct Given {
   }
 
   template <class Mask>
-  static void strides(const Mask& mask, unrolled::AttentionInputs<T>& in, int64_t Tq, int64_t Tk) {
-    const int64_t wanted[4] = {in.sizes.B, in.sizes.A, Tq, Tk};
+  static void strides(const Mask& mask, unrolled::AttentionInputs<T>& in, const int64_t (&longest)[2]) {
+    const int64_t wanted[4] = {in.sizes.B, in.sizes.A, longest[0], longest[1]};
     int64_t stride = 1;
     for (int axis = 3; axis >= 0; --axis) {
       const int64_t n = size(mask, static_cast<size_t>(axis));
@@ -110,19 +91,19 @@ void attention_forward(Input<T, 2> q, OptionalInput<T, 2> k, OptionalInput<T, 2>
                        double scale, double p, int64_t layer, int threads) {
   const Given<T> given{q, k, v, seen, added, slopes, query_start, query_length, key_start, key_length, seed, key, t,
                        heads, query_step, key_step, causal, scale, p, layer, threads};
-  int64_t Tq, Tk;
-  const auto in = given.checked(Tq, Tk);
+  int64_t longest[2], tokens[2];
+  const auto in = given.checked(longest, tokens);
   const auto& z = in.sizes;
   check(size(o, 0) == z.N && size(o, 1) == z.A * z.G, "o must be (N, A * G)");
   check(size(log_sum, 0) == z.N && size(log_sum, 1) == z.A, "log_sum must be (N, A)");
   if (weights)
-    check(size(*weights, 0) == z.B && size(*weights, 1) == z.A && size(*weights, 2) == Tq && size(*weights, 3) == Tk,
-          "weights must be (B, A, Tq, Tk)");
+    check(size(*weights, 0) == z.B && size(*weights, 1) == z.A && size(*weights, 2) == longest[0] &&
+              size(*weights, 3) == longest[1], "weights must be (B, A, Tq, Tk)");
   const nb::gil_scoped_release release;
   in_large_pages(o), in_large_pages(weights);
-  if (some_row_is_free(in.queries.length, z.B, z.N)) clear(o), clear(log_sum);
+  if (tokens[0] < z.N) clear(o), clear(log_sum);
   if (weights) clear(*weights);
-  kernels<T>().attention_forward({in, o.data(), log_sum.data(), weights ? weights->data() : nullptr, Tq, Tk});
+  kernels<T>().attention_forward({in, o.data(), log_sum.data(), weights ? weights->data() : nullptr, longest[0], longest[1]});
 }
 
 template <class T>
@@ -135,9 +116,10 @@ void attention_backward(Input<T, 2> do_, Input<T, 2> q, OptionalInput<T, 2> k, O
                         double scale, double p, int64_t layer, int threads) {
   const Given<T> given{q, k, v, seen, added, slopes, query_start, query_length, key_start, key_length, seed, key, t,
                        heads, query_step, key_step, causal, scale, p, layer, threads};
-  int64_t Tq, Tk;
-  const auto in = given.checked(Tq, Tk);
+  int64_t longest[2], tokens[2];
+  const auto in = given.checked(longest, tokens);
   const auto& z = in.sizes;
+  check_apart(in.keys, z.B, z.M);
   check(size(do_, 0) == z.N && size(do_, 1) == z.A * z.G, "do must be (N, A * G)");
   check(size(o, 0) == z.N && size(o, 1) == z.A * z.G, "o must be (N, A * G)");
   check(size(log_sum, 0) == z.N && size(log_sum, 1) == z.A, "log_sum must be (N, A)");
@@ -147,10 +129,9 @@ void attention_backward(Input<T, 2> do_, Input<T, 2> q, OptionalInput<T, 2> k, O
   check(!dv || (size(*dv, 0) == z.M && size(*dv, 1) == z.v), "dv must have the shape of v");
   const nb::gil_scoped_release release;
   in_large_pages(dq), in_large_pages(dk), in_large_pages(dv);
-  const bool free_key = some_row_is_free(in.keys.length, z.B, z.M);
-  if (some_row_is_free(in.queries.length, z.B, z.N)) clear(dq);
-  if (dk && free_key) clear(*dk);
-  if (dv && free_key) clear(*dv);
+  if (tokens[0] < z.N) clear(dq);
+  if (dk && tokens[1] < z.M) clear(*dk);
+  if (dv && tokens[1] < z.M) clear(*dv);
   T* const dkeys = dk ? dk->data() : dq.data() + z.A * z.F;
   kernels<T>().attention_backward(
       {in, do_.data(), o.data(), log_sum.data(), dq.data(), dkeys, dv ? dv->data() : dkeys + z.A * z.F});

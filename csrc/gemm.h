@@ -1,7 +1,7 @@
 // The matrix products of the core, on rows found through pointers: A is never copied, the weights are packed once a call.
 #pragma once
 
-#include "simd.h"
+#include "transpose.h"
 
 namespace unrolled {
 namespace UNROLLED_TARGET {
@@ -55,14 +55,24 @@ inline void for_panels(int64_t C, int64_t group, F&& f) {
 // packed[k][c] = column(c)[k], panel after panel; a null column is 0. C is a multiple of the vector.
 template <class T, class Column>
 void pack_columns(int64_t K, int64_t C, int64_t group, T* packed, Column&& column) {
-  constexpr int64_t kBlock = 16;  // so that the source is read by whole cache lines
+  constexpr int W = Simd<T>::width;
   for_panels<T>(C, group, [&](int64_t c0, int64_t width) {
     T* const panel = packed + K * c0;
-    for (int64_t k0 = 0; k0 < K; k0 += kBlock)
-      for (int64_t c = 0; c < width; ++c) {
-        const T* const from = column(c0 + c);
-        for (int64_t k = k0; k < K && k < k0 + kBlock; ++k) panel[k * width + c] = from ? from[k] : 0;
+    for (int64_t c = 0; c < width; c += W) {
+      const T* from[W];
+      for (int i = 0; i < W; ++i) from[i] = column(c0 + c + i);
+      for (int64_t k0 = 0; k0 < K; k0 += W) {
+        Vec<T> block[W];
+        _Pragma("GCC unroll 16") for (int i = 0; i < W; ++i) block[i] = from[i] ? load(from[i] + k0, K - k0) : Vec<T>{};
+        transpose<T>(block);
+        T* const to = panel + k0 * width + c;
+        if (K - k0 >= W) {
+          _Pragma("GCC unroll 16") for (int i = 0; i < W; ++i) store(to + i * width, block[i]);
+        } else {
+          for (int64_t i = 0; i < K - k0; ++i) store(to + i * width, block[i]);
+        }
       }
+    }
   });
 }
 
@@ -73,9 +83,8 @@ void pack_rows(int64_t K, int64_t real, T* packed, Row&& row) {
     for (int64_t k = 0; k < K; ++k) {
       const T* const from = row(k);
       T* const to = packed + K * c0 + k * width;
-      const int64_t n = from ? (width < real - c0 ? width : real - c0) : 0;
-      if (n) memcpy(to, from + c0, static_cast<size_t>(n) * sizeof(T));
-      memset(to + n, 0, static_cast<size_t>(width - n) * sizeof(T));
+      for (int64_t c = 0; c < width; c += Simd<T>::width)
+        store(to + c, from ? load(from + c0 + c, real - c0 - c) : Vec<T>{});
     }
   });
 }

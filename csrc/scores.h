@@ -37,7 +37,7 @@ inline D power(D x) { return vexp(x); }
 inline float power_of(float x) { return power(F{} + x)[0]; }
 inline double power_of(double x) { return __builtin_exp(x); }
 
-inline float logarithm(float x) { return static_cast<float>(__builtin_log(static_cast<double>(x))); }
+inline float logarithm(float x) { return __builtin_logf(x); }
 inline double logarithm(double x) { return __builtin_log(x); }
 
 // p where the 32-bit number of its place is at least the limit, else 0.
@@ -134,13 +134,6 @@ void read_rows(const T* const* s, int64_t n, const T* packed, int64_t K, int64_t
       kTile<T>[width / Simd<T>::width - 1][height - 1](s + r, packed + K * c, seen(r + height - 1), out + r * ld + c, ld);
     });
   });
-}
-
-template <class T>
-inline T largest(Vec<T> v) {
-  T m = v[0];
-  for (int i = 1; i < Simd<T>::width; ++i) m = v[i] > m ? v[i] : m;
-  return m;
 }
 
 // x of n rows of `width` numbers, side by side and filled with 0 to whole vectors.

@@ -54,11 +54,30 @@ inline Vec<T> first_lanes(Vec<T> v, int64_t n) {
   return v;
 }
 
+// The lanes of v put together by an operation whose order does not matter, half with half.
+template <class T, int bytes, class V, class Operation>
+inline T reduced(V v, Operation operation) {
+  if constexpr (bytes > 16) {
+    typedef T Half __attribute__((vector_size(bytes / 2)));
+    Half low, high;
+    memcpy(&low, &v, sizeof low);
+    memcpy(&high, reinterpret_cast<const char*>(&v) + sizeof low, sizeof high);
+    return reduced<T, bytes / 2>(operation(low, high), operation);
+  } else if constexpr (sizeof(T) == 4) {
+    return operation(operation(v[0], v[2]), operation(v[1], v[3]));
+  } else {
+    return operation(v[0], v[1]);
+  }
+}
+
 template <class T>
 inline T total(Vec<T> v) {
-  T sum = 0;
-  for (int i = 0; i < Simd<T>::width; ++i) sum += v[i];
-  return sum;
+  return reduced<T, UNROLLED_BYTES>(v, [](auto a, auto b) { return a + b; });
+}
+
+template <class T>
+inline T largest(Vec<T> v) {
+  return reduced<T, UNROLLED_BYTES>(v, [](auto a, auto b) { return a > b ? a : b; });
 }
 
 inline float root(float x) { return __builtin_sqrtf(x); }

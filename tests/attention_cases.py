@@ -64,9 +64,9 @@ LARGE: Options = {
 }
 TEETH: Options = {
     "attention": [
-        {"steps": ((2, 3), (1, 2)), "size": 2, "value_size": 3, "causal": True, "p": 0.4},
-        {**_EVERYTHING, "steps": ((2, 3), (3, 2)), "size": 2, "mask": "learned", "repeated": (0,)},
-        {"steps": ((2, 3),), "size": 1, "mask": "boolean", "need_weights": True, "scale": 0.6},
+        {"steps": ((2, 3), (1, 2)), "heads": 1, "size": 2, "causal": True, "p": 0.4},
+        {**_EVERYTHING, "steps": ((2, 3),), "size": 1, "mask": "learned"},
+        {"steps": ((2, 3),), "heads": 1, "size": 1, "mask": "boolean", "slopes": True, "scale": 0.6},
     ],
     "multiplicative_attention": [
         {"steps": ((2, 3), (1, 2)), "width": 2},

@@ -85,9 +85,8 @@ def attention_forward(
     s = _scores(saved, heads)
     log_sum = s.logsumexp(3)  # (2)
     log_sum = torch.where(log_sum == -torch.inf, 0, log_sum)
-    w = (s - log_sum[..., None]).exp()  # (3)
-    if dropping is not None:
-        w = w * _dropout(saved, w)  # (4)
+    p = (s - log_sum[..., None]).exp()  # (3)
+    w = _dropped(p, dropping, queries)  # (4)
     o = _joined(w @ _split(v, keys, heads), queries, len(q))  # (5)
     return o, w, saved._replace(o=o, log_sum=unpad_rows(log_sum.transpose(1, 2), queries, len(q)))
 
@@ -95,18 +94,16 @@ def attention_forward(
 def attention_backward(
     do: Float[Tensor, "N E"], dweights: Float[Tensor, "B A Q K"] | None, saved: AttentionSaved
 ) -> AttentionGrads:
-    q, k, v, o, log_sum, queries, keys, _, mask, slopes, scale, _ = saved
+    q, k, v, o, log_sum, queries, keys, _, mask, slopes, scale, dropping = saved
     heads = log_sum.shape[1]
     do_heads = _split(do, queries, heads)
     p = (_scores(saved, heads) - pad_rows(log_sum, queries).transpose(1, 2)[..., None]).exp()  # (3)
-    w, dw = p, do_heads @ _split(v, keys, heads).transpose(2, 3)  # (5)
-    m = None if saved.dropping is None else _dropout(saved, p)
-    if m is not None:
-        w = p * m  # (4)
+    w = _dropped(p, dropping, queries)  # (4)
+    dw = do_heads @ _split(v, keys, heads).transpose(2, 3)  # (5)
     common = (do_heads * _split(o, queries, heads)).sum(3, keepdim=True)
     if dweights is not None:
         dw, common = dw + dweights, common + (w * dweights).sum(3, keepdim=True)
-    dp = dw if m is None else dw * m  # (4)
+    dp = _dropped(dw, dropping, queries)  # (4)
     ds = p * (dp - common)  # (3), (2)
     dq = scale * (ds @ _split(k, keys, heads))  # (1)
     dk = scale * (ds.transpose(2, 3) @ _split(q, queries, heads))  # (1)
@@ -115,7 +112,7 @@ def attention_backward(
         dq=_joined(dq, queries, len(q)),
         dk=_joined(dk, keys, len(k)),
         dv=_joined(dv, keys, len(v)),
-        dmask=None if mask is None or mask.dtype == torch.bool else _sum_to(mask, ds),
+        dmask=None if mask is None or mask.dtype == torch.bool else _sum_to(ds, mask.shape),
         dslopes=None if slopes is None else -(ds * distance(queries, keys).abs()).sum((0, 2, 3)),
     )
 
@@ -144,16 +141,17 @@ def _seen(saved: AttentionSaved, s: Float[Tensor, "B A Q K"]) -> Bool[Tensor, "B
     return seen
 
 
-def _dropout(saved: AttentionSaved, w: Float[Tensor, "B A Q K"]) -> Float[Tensor, "B A Q K"]:
-    """m of line (4)."""
-    assert saved.dropping is not None
-    masks = [saved.dropping.mask(w.shape[3], head) for head in range(w.shape[1])]
-    return pad_rows(torch.stack(masks, 1).to(w.dtype), saved.queries).transpose(1, 2)
+def _dropped(x: Float[Tensor, "B A Q K"], dropping: Dropping | None, queries: Rows) -> Float[Tensor, "B A Q K"]:
+    """x_ij times m_ij."""
+    if dropping is None:
+        return x
+    m = torch.stack([dropping.mask(x.shape[3], head) for head in range(x.shape[1])], 1)
+    return x * pad_rows(m.to(x.dtype), queries).transpose(1, 2)
 
 
-def _sum_to(mask: Float[Tensor, "_ _ _ _"], ds: Float[Tensor, "B A Q K"]) -> Float[Tensor, "_ _ _ _"]:
+def _sum_to(ds: Float[Tensor, "B A Q K"], shape: torch.Size) -> Float[Tensor, "_ _ _ _"]:
     """The gradient of a mask: over the dimensions along which it was repeated, a sum."""
-    dmask = torch.zeros_like(mask)
+    dmask = ds.new_zeros(shape)
     read = dmask[:, :, : ds.shape[2], : ds.shape[3]]
     read += ds.sum_to_size(read.shape)
     return dmask

@@ -33,6 +33,7 @@ _CHOICES: dict[str, list[dict[str, Any]]] = {
     "scale": [{}, {"scale": -0.7}],
 }
 _EVERYTHING: dict[str, Any] = {"causal": True, "slopes": True, "p": 0.4, "need_weights": True}
+_TINY: dict[str, Any] = {"steps": ((2, 3), (1, 1)), "heads": 1, "size": 1, "slopes": True, "need_weights": True}
 
 OPTIONS: Options = {
     "attention": [
@@ -65,8 +66,9 @@ LARGE: Options = {
 TEETH: Options = {
     "attention": [
         {"steps": ((2, 3), (1, 2)), "heads": 1, "size": 2, "causal": True, "p": 0.4},
-        {**_EVERYTHING, "steps": ((2, 3),), "size": 1, "mask": "learned"},
-        {"steps": ((2, 3),), "heads": 1, "size": 1, "mask": "boolean", "slopes": True, "scale": 0.6},
+        {**_EVERYTHING, "steps": ((2, 3), (1, 1)), "size": 1, "mask": "learned", "repeated": (2,)},
+        {**_TINY, "mask": "boolean", "scale": 0.6},
+        {**_TINY, "causal": True},
     ],
     "multiplicative_attention": [
         {"steps": ((2, 3), (1, 2)), "width": 2},
@@ -75,7 +77,33 @@ TEETH: Options = {
 }
 
 # Changes of the backward that no judge can tell from the original: see test_teeth.py.
-EQUIVALENT: dict[str, dict[str, str]] = {"attention": {}, "multiplicative_attention": {}}
+_FORM = "only its shape or its type is read here"
+EQUIVALENT: dict[str, dict[str, str]] = {
+    "attention": {
+        **{
+            f"{where}, {change} {what}": _FORM
+            for change in ("drop", "shift", "scale", "negate")
+            for where, what in (
+                ("_scores", "mask in if mask is not None and mask.is_floating_point():"),
+                ("_scores", "s in return torch.where(_seen(saved, s), s, -torch.inf) (2)"),
+                (
+                    "attention_backward",
+                    "mask in return AttentionGrads(dq=_joined(dq, queries, len(q)), dk=_joined(dk, keys, len(k)), "
+                    "dv=_j ...",
+                ),
+            )
+        },
+        **{
+            f"_seen, {change} saved.mask in queries, keys, mask = (saved.queries, saved.keys, saved.mask)": _FORM
+            for change in ("drop", "scale", "negate")
+        },
+        "attention_backward, shift ds * distance(queries, keys).abs() in return AttentionGrads(dq=_joined(dq, queries, "
+        "len(q)), dk=_joined(dk, keys, len(k)), dv=_j ...": "a sum does not depend on the order of its terms",
+        "distance, shift rows.length in i, j = (torch.arange(int(rows.length.max()) if len(first) else 0, "
+        "device=first.device) for ...": "a largest number does not depend on the order",
+    },
+    "multiplicative_attention": {},
+}
 
 _WIDTHS = st.one_of(st.integers(1, 40), st.sampled_from([1, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 97]))
 _COUNTS = st.one_of(st.integers(0, 9), st.sampled_from([0, 1, 2, 15, 16, 17, 47, 48, 49, 64, 65]))

@@ -76,12 +76,14 @@ def attention_forward(
     query sees every key. `dropping` has a key and a t for each row of q; head a uses its layer + a, key j is unit j.
     Edges: s_ij = -inf rules j out. A query that may attend to nothing, and a row of no sequence, has o = 0, l = 0 and
     w = 0, and passes no gradient on.
+    Errors: ValueError for a mask of fewer queries or keys than the longest sequence has.
     Source: Vaswani 2017, equation 1 and section 3.2.2; dropout of the weights as its authors' code has it; the row
     identity and l in the place of w: Dao 2022, appendix B; the slopes: Press 2022, section 3.
     Derivation: docs/en/self_attention.md.
     """
     scale = (q.shape[1] // heads) ** -0.5 if scale is None else scale
     saved = AttentionSaved(q, k, v, v, v, queries, keys, causal, mask, slopes, scale, dropping)
+    _check_mask(mask, queries, keys)
     s = _scores(saved, heads)
     log_sum = s.logsumexp(3)  # (2)
     log_sum = torch.where(log_sum == -torch.inf, 0, log_sum)
@@ -112,7 +114,7 @@ def attention_backward(
         dq=_joined(dq, queries, len(q)),
         dk=_joined(dk, keys, len(k)),
         dv=_joined(dv, keys, len(v)),
-        dmask=None if mask is None or mask.dtype == torch.bool else _sum_to(ds, mask.shape),
+        dmask=None if mask is None or not mask.is_floating_point() else _sum_to(ds, mask.shape),
         dslopes=None if slopes is None else -(ds * distance(queries, keys).abs()).sum((0, 2, 3)),
     )
 
@@ -122,7 +124,7 @@ def _scores(saved: AttentionSaved, heads: int) -> Float[Tensor, "B A Q K"]:
     queries, keys, mask = saved.queries, saved.keys, saved.mask
     q, k = _split(saved.q, queries, heads), _split(saved.k, keys, heads)
     s = saved.scale * (q @ k.transpose(2, 3))
-    if mask is not None and mask.dtype != torch.bool:
+    if mask is not None and mask.is_floating_point():
         s = s + mask[:, :, : s.shape[2], : s.shape[3]]
     if saved.slopes is not None:
         s = s - saved.slopes[:, None, None] * distance(queries, keys).abs()  # (1)
@@ -139,6 +141,12 @@ def _seen(saved: AttentionSaved, s: Float[Tensor, "B A Q K"]) -> Bool[Tensor, "B
     if mask is not None and mask.dtype == torch.bool:
         seen = seen & mask[:, :, : s.shape[2], : s.shape[3]]
     return seen
+
+
+def _check_mask(mask: Tensor | None, queries: Rows, keys: Rows) -> None:
+    Tq, Tk = distance(queries, keys).shape[2:]
+    if mask is not None and any(n != 1 and n < steps for n, steps in zip(mask.shape[2:], (Tq, Tk), strict=True)):
+        raise ValueError(f"mask must be (1 or B, 1 or A, 1 or {Tq}, 1 or {Tk}), found shape {tuple(mask.shape)}")
 
 
 def _dropped(x: Float[Tensor, "B A Q K"], dropping: Dropping | None, queries: Rows) -> Float[Tensor, "B A Q K"]:

@@ -24,7 +24,7 @@ class _Inputs(NamedTuple):
     slopes: Tensor | None
     query_start: Tensor
     query_length: Tensor
-    key_start: Tensor | None  # None: the keys are the queries; torch.compile takes no tensor twice
+    key_start: Tensor | None  # as are those of the queries
     key_length: Tensor | None
     seed: Tensor | None
     key: Tensor | None
@@ -65,11 +65,11 @@ class _Inputs(NamedTuple):
     @property
     def for_core(self) -> tuple[list[Any], tuple[Any, ...]]:
         """The arrays and, for the end of the call, the numbers."""
-        seen, added = (
-            (self.mask, None) if self.mask is not None and self.mask.dtype == torch.bool else (None, self.mask)
-        )
-        where = *self[5:7], self.keys.start, self.keys.length, *self[9:12]
-        return arrays(*self[:3], seen, added, self.slopes, *where), (*self[12:], torch.get_num_threads())
+        boolean = self.mask is not None and self.mask.dtype == torch.bool
+        masks = (self.mask, None) if boolean else (None, self.mask)
+        where = (self.query_start, self.query_length, self.keys.start, self.keys.length)
+        given = arrays(*self[:3], *masks, self.slopes, *where, *self[9:12])
+        return given, (*self[12:], torch.get_num_threads())
 
     @property
     def queries(self) -> Rows:
@@ -77,9 +77,9 @@ class _Inputs(NamedTuple):
 
     @property
     def keys(self) -> Rows:
-        if self.key_start is None or self.key_length is None:
-            return self.queries
-        return Rows(self.key_start, self.key_step, self.key_length)
+        start, length = self.key_start, self.key_length
+        start, length = (self.query_start if start is None else start, self.query_length if length is None else length)
+        return Rows(start, self.key_step, length)
 
     @property
     def dropping(self) -> Dropping | None:
@@ -127,10 +127,10 @@ def attention(
         _check_mask(mask, q, queries.length.shape[0], heads)
     one_kind("attention", q, k, v, mask if number else None, slopes)
     d = dropping if dropping is not None and dropping.p else Dropping(0.0, *[None] * 4)  # type: ignore[arg-type]
-    own = keys is queries
-    where = None if own else keys.start, None if own else keys.length
+    # a tensor twice among the inputs of a Function is more than torch.compile can follow
+    start, length = (None if x is y else x for x, y in zip(keys[::2], queries[::2], strict=True))
     p = _Inputs(
-        *(q, k, v, mask, slopes, queries.start, queries.length, *where, d.seed, d.key, d.t),
+        *(q, k, v, mask, slopes, queries.start, queries.length, start, length, d.seed, d.key, d.t),
         *(heads, queries.step, keys.step, causal, (width // heads) ** -0.5 if scale is None else scale),
         *(d.p, 0 if d.layer is None else d.layer),
     )
@@ -205,8 +205,8 @@ class _Attention(torch.autograd.Function):
         for i, tensor in zip(ctx.tensors, tensors, strict=True):
             given[i] = tensor
         do = torch.zeros_like(o) if do is None else do
-        dweights = dweights if ctx.need_weights else None  # torch.compile gives one to every output
         needed = ctx.needs_input_grad[:5]
+        dweights = dweights if ctx.need_weights else None  # vmap and torch.compile give one to every output
         grads = _backward_once(do, dweights, *given, o, log_sum, *needed[3:])
         return *(g if need else None for g, need in zip(grads, needed, strict=True)), *[None] * (len(given) - 4)
 

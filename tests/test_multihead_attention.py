@@ -118,7 +118,7 @@ def test_everything_that_torch_has(options: dict[str, Any], backend: str) -> Non
         given = [additive(m, torch.float64) if both else m for m in in_double]
         return module(*x, attn_mask=given[0], key_padding_mask=given[1], average_attn_weights=average is None)
 
-    agree(ours, peer, call, *inputs, other=other, terms=WIDTH)
+    agree(ours, peer, call, *inputs, other=other, terms=3 * WIDTH + KEYS)  # into a head, out of it, its keys and back
     o, weights = ours(*(inputs * 3 if len(inputs) == 1 else (inputs + inputs[1:])[:3]), need_weights=False)
     assert weights is None
     assert o.dtype == dtype

@@ -9,8 +9,9 @@ from pathlib import Path
 from types import ModuleType
 
 from mutate.core import switched, switches
-from mutate.run import KILLED, SURVIVED, accepted, all_mutants, complaints, put, stale, table
-from mutate.source import Mutant, cpp_regions, mutants, python_regions
+from mutate.judge import Question
+from mutate.run import KILLED, ROOT, SURVIVED, accepted, all_mutants, asked, complaints, put, stale, table
+from mutate.source import Mutant, arithmetic, cpp_regions, mutants, python_regions
 
 PYTHON = '''
 def toy_forward(x):
@@ -107,6 +108,21 @@ def test_cpp(tmp_path: Path) -> None:
     }
 
 
+def test_of_a_loop_on_one_line_the_body_is_arithmetic() -> None:
+    line = "  for (int64_t j = 0; j < n; j += 2) store(s + j, 2 * load(s + j));"
+    assert arithmetic(line, line.index("2 * load"))
+    assert not arithmetic(line, line.index("0"))
+    assert not arithmetic("  for (int64_t i = 0; i < n; ++i) row[i] = w + i * ld;", 45)
+    assert not arithmetic("  const int64_t n = larger(0, a - b);  // (2)", 30)
+
+
+def test_a_file_asks_the_operators_that_it_serves() -> None:
+    names = ["linear-tokens=4", "feed_forward-tokens=3", "activation-kind=relu", "test_x", "lstm-lengths=()"]
+    for file, count in (("csrc/products.h", 3), ("csrc/linear.cpp", 2), ("csrc/activations.h", 3), ("csrc/gemm.h", 5)):
+        of_file = asked(file, questions := [Question(name, bool) for name in names])
+        assert sum(of_file(q) for q in questions) == count, file
+
+
 FORK = """
 import os
 import mutate.judge
@@ -141,6 +157,11 @@ def test_every_backward_has_mutants() -> None:
     found, texts = all_mutants()
     with_backward = {file for file, text in texts.items() if "_backward(" in text and file.endswith(".py")}
     assert with_backward <= {m.file for m in found}
-    assert {"csrc/linear.cpp", "csrc/embedding.cpp", "csrc/cross_entropy.cpp", "csrc/gemm.h"} < {m.file for m in found}
+    kernels = {path.name for path in (ROOT / "csrc").glob("*.cpp") if "UNROLLED_TARGET" in path.read_text()}
+    headers = {"gemm.h", "products.h", "scores.h", "activations.h", "philox.h"}
+    assert {f"csrc/{name}" for name in kernels | headers} - {m.file for m in found} <= {
+        "csrc/target.cpp",
+        "csrc/philox.h",
+    }
     assert len({m.label for m in found}) == len(found)
     assert all(len(why) > 20 for why in accepted().values())

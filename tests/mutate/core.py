@@ -158,7 +158,11 @@ class Core:
             text, spans[source.name] = switched(_doubles((self.source / source.name).read_text()), mine)
             source.write_text(text)
         more = ["-include", str(self.work / "switches.h"), "-fmax-errors=0", *SANITIZER]
-        errors = self._compile([(own / name, f"changed_{name}.o", more) for name in self.kernels], jobs)
+        files = {m.file.removeprefix("csrc/") for m in numbered.values()}
+        changed = [
+            name for name in self.kernels if self._read_by(name) & files
+        ]  # of the others there is the unchanged one
+        errors = self._compile([(own / name, f"changed_{name}.o", more) for name in changed], jobs)
         found = set[int]()
         for name, *place in re.findall(r"/csrc/(\w+\.\w+):(\d+):(\d+):(?: error|   required)", errors):
             row, column = map(int, place)
@@ -168,6 +172,11 @@ class Core:
         if errors and not found:
             raise RuntimeError(f"the mutants do not compile:\n{errors}")
         return found
+
+    def _read_by(self, name: str) -> set[str]:
+        """A file and what it includes of ours."""
+        included = re.findall(r'#include "(\w+\.h)"', (self.source / name).read_text())
+        return {name}.union(*(self._read_by(header) for header in included))
 
     def _compile(self, sources: list[tuple[Path, str, list[str]]], jobs: int) -> str:
         """What the compiler says of those that do not compile."""

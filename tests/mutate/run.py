@@ -27,12 +27,17 @@ def all_mutants(only: Iterable[str] = ()) -> tuple[list[Mutant], dict[str, str]]
     """Of the files whose names hold one of `only`, with the texts of all."""
     python = read(ROOT, ["src/unrolled/equations/*.py"])
     # simd.h holds the elementary functions, which tests/test_core.py judges; the border has no arithmetic
-    without = {"simd.h", "bind.h", "bind.cpp", "bind_recurrent.cpp", "dispatch.cpp", "parallel.cpp", "schedule.cpp"}
+    without = {"simd.h", "dispatch.cpp", "parallel.cpp", "schedule.cpp", *(f.name for f in ROOT.glob("csrc/bind*"))}
     cpp = read(ROOT, ["csrc/*.h", "csrc/*.cpp"], without)
     found = mutants(python_regions(python), python)
-    found += [m for m in mutants(cpp_regions(cpp), cpp) if arithmetic(cpp[m.file].splitlines()[m.row - 1])]
+    found += [m for m in mutants(cpp_regions(cpp), cpp) if arithmetic(*_line(m, cpp[m.file]))]
     wanted = list(only)
     return [m for m in found if not wanted or any(o in m.file for o in wanted)], {**python, **cpp}
+
+
+def _line(mutant: Mutant, text: str) -> tuple[str, int]:
+    first = text.rfind("\n", 0, mutant.start) + 1
+    return text[first : text.index("\n", mutant.end)], mutant.start - first
 
 
 def put(module: ModuleType, mutant: Mutant, text: str) -> None:
@@ -75,10 +80,25 @@ def _one(index: int) -> Outcome:
     return mutant, KILLED if judge.kills(change, asked(mutant.file, judge.questions)) else SURVIVED
 
 
+# The operators that a file serves, where they are not the one that it is named after, or more.
+_SERVED = {
+    "activations": ("activation", "feed_forward"),
+    "feed_forward": ("activation", "feed_forward"),
+    "attention": ("attention", "multiplicative_attention"),
+    "layer_norm": ("layer_norm", "residual_norm"),
+    "norm": ("layer_norm", "rms_norm", "residual_norm"),
+    "positions": ("rotary",),
+    "products": ("linear", "feed_forward"),
+    "rms_norm": ("rms_norm", "residual_norm"),
+    "scores": ("attention",),
+}
+
+
 def asked(file: str, questions: list[Question]) -> Asked:
-    """Which questions concern a file: those of the operator it is named after, and all where none is."""
+    """Which questions concern a file: those of the operators that it serves, and all where none is known."""
     core, stem = file.startswith("csrc/"), Path(file).stem
-    about = (f"{stem}-", "test_") if any(q.name.startswith(f"{stem}-") for q in questions) else ("",)
+    names = tuple(f"{name}-" for name in _SERVED.get(stem, (stem,)))
+    about = (*names, "test_") if any(q.name.startswith(names) for q in questions) else ("",)
     return lambda q: (q.of_core if core else q.of_equation) and q.name.startswith(about)
 
 

@@ -20,6 +20,9 @@ class Region(NamedTuple):
     end: int
     groups: list[list[str]]
 
+    def __hash__(self) -> int:
+        return hash(self[:4])
+
 
 class Mutant(NamedTuple):
     label: str  # the file, and its line with [old → new] in it
@@ -50,14 +53,27 @@ _TOKEN = re.compile(
 )
 
 
-# In C++ an arithmetic line carries the number of an equation or reads and writes vectors; the others move whole
-# numbers: where rows lie, who works on them. A change there reads foreign memory, which is the sanitizers' to find.
-_ARITHMETIC = re.compile(r"//.*\(\d+\)|\bload\(|\bstore\(|\btotal<|\+= [a-z]|\bto\[f\] =")
-_WHOLE_NUMBERS = re.compile(r"\bint64_t\b|\bfor \(|\bmem(?:set|cpy)\(|\b(?:multiply|tile_rows)\w*\(|\bt\d? [-+]=")
+# In C++ an arithmetic line carries the number of an equation, reads and writes vectors or makes a number out of others;
+# the others move whole numbers: where rows lie, who works on them. A change there reads foreign memory, which is the
+# sanitizers' to find. Of a loop on one line only the body counts.
+_ARITHMETIC = re.compile(
+    r"//.*\(\d+\)|\bload\(|\bstore\(|\btotal<|[-+*]= [a-zD(-]|\bto\[f\] =|\bderivative = |\brest = "
+    r"|\b(?:T|double|V|D|Vec<T>) \w+ = |\b(?:cos|sin|ds|s|y|density)\[[^]]*\] = "
+    r"|\breturn (?:\w+ \* )?(?:x|word|phi)\b|\b(?:map_rows|outer_product|sum_tokens)\b"
+)
+_WHOLE_NUMBERS = re.compile(
+    r"\bint64_t\b|\bfor \(|\bmem(?:set|cpy)\(|\b(?:multiply|tile_rows|scores|pack_rows)\w*\(|\bt\d? [-+]="
+    r"|\b(?:n|numbers|from|first) \+=|\bdouble (?:operations|wanted) ="
+)
+_HEAD = re.compile(r"\s*(?:UNROLL )?for \([^;]*;[^;]*;(?:[^()]|\([^()]*\))*\) |\[[&=]\]\((?:[^()]|\([^()]*\))*\)")
 
 
-def arithmetic(line: str) -> bool:
-    return bool(_ARITHMETIC.search(line)) and not _WHOLE_NUMBERS.search(line)
+def arithmetic(line: str, column: int) -> bool:
+    """Whether the token there is of an arithmetic line, not of the head of its loop or function."""
+    heads = list(_HEAD.finditer(line))
+    body = _HEAD.sub(" ", line)
+    inside = any(h.start() <= column < h.end() for h in heads)
+    return not inside and bool(_ARITHMETIC.search(body)) and not _WHOLE_NUMBERS.search(body)
 
 
 def mutants(regions: Iterable[Region], texts: dict[str, str]) -> list[Mutant]:
@@ -99,12 +115,16 @@ def _masked(text: str, file: str) -> str:
     return re.sub(pattern, lambda m: re.sub(r"[^\n]", " ", m[0]), text, flags=re.DOTALL)
 
 
+_PARTS = {"target_share"}  # of a gradient, which the forward computes for the backward
+
+
 def _reached(regions: list[Region], texts: dict[str, str]) -> list[Region]:
     """Every backward and the helpers that it calls; where a file has none, its forward is its own backward."""
     gradient = re.compile("backward", re.IGNORECASE)
     own = {r.file for r in regions if gradient.search(r.name)}
-    alone = {r.file for r in regions if r.file not in own and not r.file.endswith(".h") and "forward" in r.name}
-    wanted = [r for r in regions if gradient.search(r.name) or (r.file in alone and "forward" in r.name)]
+    entry = {r: "forward" in r.name or r.name == Path(r.file).stem for r in regions}
+    alone = {r.file for r in regions if r.file not in own and not r.file.endswith(".h") and entry[r]}
+    wanted = [r for r in regions if gradient.search(r.name) or r.name in _PARTS or (r.file in alone and entry[r])]
     codes = {file: _masked(text, file) for file, text in texts.items()}
     tables = {m[1]: m[2] for code in codes.values() for m in re.finditer(r"(k[A-Z]\w*)\b[^;(){]*= (\w+\(\w+\));", code)}
     for region in wanted:  # grows
@@ -169,7 +189,8 @@ def _functions(file: str, code: str) -> Iterator[Region]:
                 opened.append(("function", "::".join([*outer, call[1]]), start, call[2]))
         elif brace[0] == "}" and opened:
             kind, name, start, parameters = opened.pop()
-            if kind == "function":
+            # the core is compiled in doubles: floats have functions of their own, which tests/test_core.py judges
+            if kind == "function" and not re.search(r"\b(?:F|float) \w", parameters):
                 yield Region(file, name, start, place, _confusable_cpp(parameters, code[start:place]))
         if not (brace[0] == ";" and inside):
             last = place + 1

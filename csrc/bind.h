@@ -9,6 +9,7 @@
 #include <cstring>
 #include <initializer_list>
 #include <string>
+#include <vector>
 
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -111,6 +112,17 @@ inline void report(int64_t bad, const int64_t* index, int64_t limit, const char*
   const std::string text = std::string(what) + " " + std::to_string(index[bad]) + " at place " + std::to_string(bad) +
                            " lies outside [0, " + std::to_string(limit) + ")";
   throw nb::index_error(text.c_str());
+}
+
+// No row in two sequences: it would be written twice.
+inline void check_apart(const unrolled::Rows& rows, int64_t B, int64_t R) {
+  std::vector<bool> taken(static_cast<size_t>(R), false);
+  for (int64_t b = 0; b < B; ++b)
+    for (int64_t t = 0; t < rows.length[b]; ++t) {
+      const auto row = static_cast<size_t>(rows.start[b] + t * rows.step);
+      check(!taken[row], "a row must not belong to two sequences");
+      taken[row] = true;
+    }
 }
 
 void define_recurrent(nb::module_& m);

@@ -32,6 +32,7 @@ std::pair<bool, bool> fill(P& p, const Input<T, 2>& q, const Input<T, 2>& k, con
   int64_t queries, keys;
   p.queries = rows_of(query_start, query_length, query_step, z.N, z.B, queries);
   p.keys = rows_of(key_start, key_length, key_step, z.M, z.B, keys);
+  check_apart(p.queries, z.B, z.N);
   p.q = q.data(), p.k = k.data(), p.value = value.data(), p.v = v.data();
   p.mask = mask_of(mask, z.B, longest(p.queries, z.B), longest(p.keys, z.B));
   return {queries < z.N, keys < z.M};
@@ -65,6 +66,7 @@ void backward(Input<T, 2> d_o, Input<T, 2> q, Input<T, 2> k, Input<T, 2> value, 
   const auto [queries, keys] =
       fill(p, q, k, value, v, mask, query_start, query_length, key_start, key_length, query_step, key_step, threads);
   const auto& z = p.sizes;
+  check_apart(p.keys, z.B, z.M);
   check(size(d_o, 0) == z.N && size(d_o, 1) == z.D && size(o, 0) == z.N && size(o, 1) == z.D, "do and o must be (N, D)");
   check(size(log_sum, 0) == z.N, "log_sum must be (N,)");
   check(size(dq, 0) == z.N && size(dq, 1) == z.H && size(dk, 0) == z.M && size(dk, 1) == z.H, "dq must be (N, H), dk (M, H)");

@@ -1,22 +1,9 @@
 // The border to Python of attention.
-#include <vector>
-
 #include "bind.h"
 
 namespace {
 
 using Bytes = OptionalInput<bool, 4>;
-
-// No row in two sequences: it would be written twice.
-void check_apart(const unrolled::Rows& rows, int64_t B, int64_t R) {
-  std::vector<bool> taken(static_cast<size_t>(R), false);
-  for (int64_t b = 0; b < B; ++b)
-    for (int64_t t = 0; t < rows.length[b]; ++t) {
-      const auto row = static_cast<size_t>(rows.start[b] + t * rows.step);
-      check(!taken[row], "a row must not belong to two sequences");
-      taken[row] = true;
-    }
-}
 
 int64_t longest_of(const int64_t* length, int64_t B) {
   int64_t n = 0;

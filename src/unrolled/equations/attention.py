@@ -138,8 +138,9 @@ def _seen(saved: AttentionSaved, s: Float[Tensor, "B A Q K"]) -> Bool[Tensor, "B
     seen = (i < queries.length[:, None])[:, None, :, None] & (j < keys.length[:, None])[:, None, None, :]
     if saved.causal:
         seen = seen & (distance(queries, keys) > -1)
-    if mask is not None and mask.dtype == torch.bool:
-        seen = seen & mask[:, :, : s.shape[2], : s.shape[3]]
+    if mask is not None:
+        read = mask[:, :, : s.shape[2], : s.shape[3]]
+        seen = seen & (read if mask.dtype == torch.bool else read > -torch.inf)
     return seen
 
 

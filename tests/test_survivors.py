@@ -10,10 +10,14 @@ import torch
 from cases import Case
 from tolerances import close
 from unrolled import use
+from unrolled.equations.attention import attention_backward, attention_forward
 from unrolled.ops import _backend
+from unrolled.ops.activation import activation
 from unrolled.ops.cross_entropy import cross_entropy
 from unrolled.ops.dropout import dropout
 from unrolled.ops.embedding import embedding
+from unrolled.ops.linear_cross_entropy import linear_cross_entropy
+from unrolled.ragged import Rows
 from unrolled.verify.formulations import philox, plain_dropout
 from unrolled.verify.judges import autograd, bound, compare
 
@@ -117,3 +121,36 @@ def test_a_token_outside_the_table_is_refused_wherever_it_stands(backend: str) -
         if _backend.core is not None:
             with pytest.raises(IndexError):
                 _backend.core.embedding_backward(*_backend.arrays(dy, torch.tensor(token), weight), -1, 1)
+
+
+def test_the_derivative_of_relu_at_0_is_0(backend: str) -> None:
+    x = torch.zeros(5, dtype=torch.float64, requires_grad=True)
+    activation(x, "relu").sum().backward()
+    assert x.grad is not None
+    assert bool((x.grad == 0).all())
+
+
+def test_attention_without_a_mask_or_slopes_has_no_gradient_of_them(backend: str) -> None:
+    x, rows = torch.randn(3, 2, dtype=torch.float64), Rows(torch.tensor([0]), 1, torch.tensor([3]))
+    o, _, saved = attention_forward(x, x, x, 1, rows, rows)
+    grads = attention_backward(o, None, saved)
+    assert grads.dmask is None
+    assert grads.dslopes is None
+
+
+def test_a_loss_whose_targets_weigh_nothing_is_not_divided(backend: str) -> None:
+    x, weight, target = torch.randn(3, 2).double(), torch.randn(4, 2).double(), torch.tensor([1, 1, -100])
+    class_weight = torch.tensor([1.0, 0.0, 2.0, 0.5]).double()
+    losses = [
+        linear_cross_entropy(
+            x, weight, None, target, class_weight=class_weight, label_smoothing=0.2, reduction=reduction
+        )
+        for reduction in ("mean", "sum")
+    ]
+    assert losses[0] == losses[1] > 0
+
+
+def test_an_ignored_target_where_there_is_one_class(backend: str) -> None:
+    x, weight = torch.randn(2, 3).double(), torch.randn(1, 3).double()
+    loss = linear_cross_entropy(x, weight, None, torch.tensor([0, -100]), class_weight=torch.ones(1).double())
+    assert loss == 0

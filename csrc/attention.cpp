@@ -8,6 +8,7 @@ namespace unrolled {
 namespace UNROLLED_TARGET {
 namespace {
 
+constexpr int64_t kFew = 4;               // queries of a sequence, at most, for which nothing is packed
 constexpr int64_t kChunk = 16 * kQueries;  // queries that share a packing of the keys in the forward
 
 // f(worker, i) for every i in [0, n), the first ones first.
@@ -91,6 +92,34 @@ void zero(T* row, int64_t from, int64_t to) {
   if (to > from) memset(row + from, 0, static_cast<size_t>(to - from) * sizeof(T));
 }
 
+// For a few queries, as in decoding token by token, keys and values are read where they lie: to pack them costs more.
+template <class T, class Seen>
+void products_of_few(const Head<T>& head, const T* const* q, int64_t n, int64_t k0, T* s, int64_t ld, Seen&& seen) {
+  const int64_t F = head.in.sizes.F;
+  for (int64_t i = 0; i < n; ++i)
+    for (int64_t j = 0, m = seen(i); j < m; ++j) {
+      const T* const k = head.k(k0 + j);
+      Vec<T> sum{};
+      for (int64_t c = 0; c < F; c += Simd<T>::width) sum += load(q[i] + c) * load(k + c, F - c);
+      s[i * ld + j] = total<T>(sum);
+    }
+}
+
+template <class T, class Seen>
+void read_by_few(const Head<T>& head, const T* const* p, int64_t n, int64_t k0, T* out, int64_t ld, Seen&& seen) {
+  constexpr int W = Simd<T>::width;
+  const int64_t G = head.in.sizes.G;
+  for (int64_t i = 0; i < n; ++i)
+    for (int64_t c = 0, m = seen(i); c < G; c += 4 * W) {
+      Vec<T> sum[4] = {};
+      for (int64_t j = 0; j < m; ++j) {
+        const T* const v = head.v(k0 + j) + c;
+        for (int u = 0; u < 4 && c + u * W < G; ++u) sum[u] += p[i][j] * load(v + u * W, G - c - u * W);
+      }
+      for (int u = 0; u < 4 && c + u * W < G; ++u) store(out + i * ld + c + u * W, sum[u]);
+    }
+}
+
 template <class T>
 void forward_piece(const AttentionForward<T>& p, const Head<T>& head, int64_t first, int64_t last, const ForwardScratch<T>& w) {
   const AttentionSizes& z = p.in.sizes;
@@ -99,11 +128,14 @@ void forward_piece(const AttentionForward<T>& p, const Head<T>& head, int64_t fi
   memset(w.sum, 0, static_cast<size_t>(count * w.ld_g) * sizeof(T));
   for (int64_t i = 0; i < count; ++i) w.highest[i] = -static_cast<T>(__builtin_inf());
   const T* row[kQueries];
+  const bool few = count <= kFew;
   const int64_t all = head.visible(last - 1);
   for (int64_t k0 = 0; k0 < all; k0 += kKeys) {
     const int64_t kn = smaller(kKeys, all - k0), columns = padded<T>(kn);
-    pack_columns(z.F, columns, kPanel<T>, w.keys, [&](int64_t j) { return j < kn ? head.k(k0 + j) : nullptr; });
-    pack_rows(kn, z.G, w.values, [&](int64_t j) { return head.v(k0 + j); });
+    if (!few) {
+      pack_columns(z.F, columns, kPanel<T>, w.keys, [&](int64_t j) { return j < kn ? head.k(k0 + j) : nullptr; });
+      pack_rows(kn, z.G, w.values, [&](int64_t j) { return head.v(k0 + j); });
+    }
     for (int64_t i0 = first; i0 < last; i0 += kQueries) {
       const int64_t n = smaller(kQueries, last - i0);
       const auto seen = [&](int64_t i) { return larger(0, smaller(kn, head.visible(i0 + i) - k0)); };
@@ -111,7 +143,10 @@ void forward_piece(const AttentionForward<T>& p, const Head<T>& head, int64_t fi
       if (most == 0) continue;
       gather(w.queries, w.ld_f, n, z.F, [&](int64_t i) { return head.q(i0 + i); });
       for (int64_t i = 0; i < n; ++i) row[i] = w.queries + i * w.ld_f;
-      products(row, n, w.keys, z.F, columns, w.scores, w.ld_s, seen);
+      if (few)
+        products_of_few(head, row, n, k0, w.scores, w.ld_s, seen);
+      else
+        products(row, n, w.keys, z.F, columns, w.scores, w.ld_s, seen);
       T former[kQueries];
       for (int64_t i = 0; i < n; ++i) {
         T* const s = w.scores + i * w.ld_s;
@@ -120,7 +155,11 @@ void forward_piece(const AttentionForward<T>& p, const Head<T>& head, int64_t fi
         row[i] = s;
       }
       T* const sum = w.sum + (i0 - first) * w.ld_g;
-      read_rows(row, n, w.values, kn, G, k0 ? w.read : sum, w.ld_g, seen);  // (5)
+      T* const read = k0 ? w.read : sum;
+      if (few)
+        read_by_few(head, row, n, k0, read, w.ld_g, seen);  // (5)
+      else
+        read_rows(row, n, w.values, kn, G, read, w.ld_g, seen);  // (5)
       for (int64_t i = 0; k0 && i < n; ++i)
         for (int64_t c = i * w.ld_g; c < i * w.ld_g + G; c += Simd<T>::width)
           store(sum + c, load(sum + c) * former[i] + load(w.read + c));

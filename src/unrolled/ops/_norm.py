@@ -11,8 +11,8 @@ from unrolled.equations.dropout import Dropping
 from unrolled.equations.layer_norm import LayerNormSaved, layer_norm_forward
 from unrolled.equations.residual_norm import ResidualNormSaved, residual_norm_backward, residual_norm_forward
 from unrolled.equations.rms_norm import RMSNormSaved, rms_norm_forward
-from unrolled.ops._backend import arrays, core, forward_mode, full_precision, on_core, one_kind
-from unrolled.ops._register import apply, register
+from unrolled.ops._backend import arrays, core, full_precision, on_core, one_kind
+from unrolled.ops._register import register
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -33,12 +33,6 @@ def check_row(name: str, width: int, **rows: Tensor | None) -> None:
     for part, value in rows.items():
         if value is not None and value.shape != (width,):
             raise ValueError(f"{name}: {part} must be ({width},) for rows of {width}, found {tuple(value.shape)}")
-
-
-def call(function: type[torch.autograd.Function], kernel: Any, args: tuple[Any, ...]) -> Any:
-    """The Function where something is to be differentiated, else the kernel by itself."""
-    wanted = torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in args)
-    return apply(function, *args) if wanted or forward_mode() else kernel(*args)
 
 
 def _dropping(seed: Tensor | None, key: Tensor | None, t: Tensor | None, layer: int, p: float) -> Dropping | None:

@@ -58,6 +58,12 @@ def apply(function: type[torch.autograd.Function], *args: Any) -> Any:
     return function.apply(*args)  # type: ignore[no-untyped-call]
 
 
+def call(function: type[torch.autograd.Function], kernel: Kernel, *args: Any) -> Any:
+    """The Function where something is to be differentiated, else the kernel by itself."""
+    wanted = torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in args)
+    return apply(function, *args) if wanted or forward_mode() else kernel(*args)
+
+
 def _has_tangent(value: Any) -> bool:
     return isinstance(value, Tensor) and unpack_dual(value).tangent is not None  # type: ignore[no-untyped-call]
 

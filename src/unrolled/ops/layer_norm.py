@@ -11,7 +11,7 @@ from torch import Tensor
 from unrolled.equations.layer_norm import EPSILON, layer_norm_forward
 from unrolled.ops import _norm
 from unrolled.ops._backend import equations_only
-from unrolled.ops._register import backward_op, with_signature
+from unrolled.ops._register import backward_op, call, with_signature
 
 
 def layer_norm(x: Tensor, gain: Tensor | None = None, bias: Tensor | None = None, epsilon: float = EPSILON) -> Tensor:
@@ -29,7 +29,7 @@ def layer_norm(x: Tensor, gain: Tensor | None = None, bias: Tensor | None = None
     if equations_only():
         y, _ = layer_norm_forward(flat, gain, bias, epsilon)
     else:
-        y = _norm.call(_LayerNorm, _forward, (flat, gain, bias, epsilon))[0]
+        y = call(_LayerNorm, _forward, flat, gain, bias, epsilon)[0]
     return (y if x.ndim == 2 else y.reshape(x.shape)).to(dtype)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from unrolled.equations.linear import LinearSaved, linear_backward, linear_forward
 from unrolled.ops._backend import arrays, core, equations_only, full_precision, on_core, one_kind
-from unrolled.ops._register import apply, backward_op, register, with_signature
+from unrolled.ops._register import backward_op, call, register, with_signature
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -23,7 +23,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if equations_only():
         y, _ = linear_forward(flat, weight, bias)
     else:
-        y = apply(_Linear, flat, weight, bias)
+        y = call(_Linear, _forward, flat, weight, bias)
     return y.reshape(*x.shape[:-1], weight.shape[0])
 
 

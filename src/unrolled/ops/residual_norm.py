@@ -11,7 +11,7 @@ from unrolled.equations.dropout import Dropping
 from unrolled.equations.residual_norm import Kind, residual_norm_forward
 from unrolled.ops import _norm
 from unrolled.ops._backend import equations_only
-from unrolled.ops._register import backward_op, with_signature
+from unrolled.ops._register import backward_op, call, with_signature
 from unrolled.ops.dropout import dropout
 
 
@@ -49,7 +49,7 @@ def residual_norm(
         where = _norm.NO_DROPPING
         if dropping is not None:
             where = dropping.seed, dropping.key, dropping.t, dropping.layer, dropping.p  # type: ignore[assignment]
-        r, y, *_ = _norm.call(_ResidualNorm, _norm.forward, (x, s, gain, bias, kind == "layer", epsilon, *where))
+        r, y, *_ = call(_ResidualNorm, _norm.forward, x, s, gain, bias, kind == "layer", epsilon, *where)
     return r.to(dtype), y.to(dtype)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from unrolled.equations.rms_norm import rms_norm_forward
 from unrolled.ops import _norm
 from unrolled.ops._backend import equations_only
-from unrolled.ops._register import backward_op, with_signature
+from unrolled.ops._register import backward_op, call, with_signature
 
 
 def rms_norm(x: Tensor, gain: Tensor | None = None, epsilon: float | None = None) -> Tensor:
@@ -30,7 +30,7 @@ def rms_norm(x: Tensor, gain: Tensor | None = None, epsilon: float | None = None
     if equations_only():
         y, _ = rms_norm_forward(flat, gain, epsilon)
     else:
-        y = _norm.call(_RMSNorm, _forward, (flat, gain, epsilon))[0]
+        y = call(_RMSNorm, _forward, flat, gain, epsilon)[0]
     return (y if x.ndim == 2 else y.reshape(x.shape)).to(dtype)
 
 

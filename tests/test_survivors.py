@@ -11,12 +11,16 @@ from cases import Case
 from tolerances import close
 from unrolled import use
 from unrolled.equations.attention import attention_backward, attention_forward
+from unrolled.equations.dropout import Dropping
 from unrolled.ops import _backend
 from unrolled.ops.activation import activation
+from unrolled.ops.attention import attention
 from unrolled.ops.cross_entropy import cross_entropy
 from unrolled.ops.dropout import dropout
 from unrolled.ops.embedding import embedding
+from unrolled.ops.feed_forward import feed_forward
 from unrolled.ops.linear_cross_entropy import linear_cross_entropy
+from unrolled.ops.residual_norm import residual_norm
 from unrolled.ragged import Rows
 from unrolled.verify.formulations import philox, plain_dropout
 from unrolled.verify.judges import autograd, bound, compare
@@ -97,6 +101,17 @@ def test_dropout_keeps_a_unit_whose_number_is_the_limit_itself(backend: str) -> 
     p = word / 2**32
     assert dropout(x, p, SEED, LAYER, KEY, T).item() == 1 / (1 - p)
     assert dropout(x, (word + 1) / 2**32, SEED, LAYER, KEY, T).item() == 0
+
+
+def test_so_does_dropout_within_an_operator(backend: str) -> None:
+    word, one = philox((0, 2, 3, LAYER), 5)[0], torch.ones(1, 1, dtype=torch.float64)
+    rows = Rows(torch.tensor([0]), 1, torch.tensor([1]))
+    for number, kept in ((word, 1 / (1 - word / 2**32)), (word + 1, 0)):
+        dropping = Dropping(number / 2**32, SEED, LAYER, KEY, T)
+        r, _ = residual_norm(0 * one, one, None, None, kind="rms", epsilon=1e-5, dropping=dropping)
+        y = feed_forward(one, one, None, one, None, "relu", dropping=dropping)
+        o = attention(one, one, one, heads=1, queries=rows, dropping=dropping)
+        assert r.item() == y.item() == o.item() == kept
 
 
 def test_dropout_of_many_features(backend: str) -> None:

@@ -63,7 +63,7 @@ _ARITHMETIC = re.compile(
 )
 _WHOLE_NUMBERS = re.compile(
     r"\bint64_t\b|\bfor \(|\bmem(?:set|cpy)\(|\b(?:multiply|tile_rows|scores|pack_rows)\w*\(|\bt\d? [-+]="
-    r"|\b(?:n|numbers|from|first) \+=|\bdouble (?:operations|wanted) ="
+    r"|\b(?:n|numbers|from|first|before|total|pairs) \+=|\bdouble (?:operations|wanted|pairs) ="
 )
 _HEAD = re.compile(r"\s*(?:UNROLL )?for \([^;]*;[^;]*;(?:[^()]|\([^()]*\))*\) |\[[&=]\]\((?:[^()]|\([^()]*\))*\)")
 

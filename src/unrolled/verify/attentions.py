@@ -14,7 +14,7 @@ from unrolled.equations.dropout import Dropping
 from unrolled.ops.attention import attention
 from unrolled.ragged import Rows, pad_rows, unpad_rows
 from unrolled.verify.formulations import plain_dropout
-from unrolled.verify.inputs import normal
+from unrolled.verify.inputs import longest, mask_of, normal, rows_of
 from unrolled.verify.judges import Inputs
 from unrolled.verify.operator import Operator
 
@@ -38,11 +38,10 @@ def make_attention(
 ) -> dict[str, Any]:
     """`steps`: queries and keys of each sequence. `packed`: how many of q, k and v the widest array holds.
 
-    `layout`: "ragged", "reverse", or padded "batch_first" or "time_major" with a step more than any sequence needs.
-    mask: "boolean", "added" with some -inf, or "learned"; of size 1 in the dimensions `repeated`.
+    `layout` as in `rows_of`, `mask` as in `mask_of`; a mask is of size 1 in the dimensions `repeated`.
     """
     first, second = ([pair[i] for pair in steps] for i in (0, 0 if packed == 3 else 1))
-    (queries, N), (keys, M) = _rows(first, layout), _rows(second, layout)
+    (queries, N), (keys, M) = rows_of(first, layout), rows_of(second, layout)
     width, values = heads * size, heads * (value_size or size)
 
     def draw(rows: int, columns: int) -> Tensor:
@@ -56,7 +55,7 @@ def make_attention(
         inputs["v"] = draw(M, values)
     if mask is not None:
         shape = [len(steps), heads, max(first, default=0) + 1, max(second, default=0)]
-        inputs["mask"] = _mask(generator, dtype, mask, [1 if i in repeated else n for i, n in enumerate(shape)])
+        inputs["mask"] = mask_of(generator, dtype, mask, [1 if i in repeated else n for i, n in enumerate(shape)])
     if slopes:
         inputs["slopes"] = torch.rand(heads, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
     if p:
@@ -64,24 +63,6 @@ def make_attention(
         key, t = (torch.randint(2**40, (N,), generator=generator) for _ in range(2))
         inputs["dropping"] = Dropping(p, seed, 3, key, t)
     return inputs | {"need_weights": need_weights}
-
-
-def _rows(lengths: list[int], layout: str) -> tuple[Rows, int]:
-    length, B, steps = torch.tensor(lengths, dtype=torch.int64), len(lengths), max(lengths, default=0) + 1
-    if layout in ("ragged", "reverse"):
-        rows = Rows(length.cumsum(0) - length, 1, length)
-        return rows.reverse() if layout == "reverse" else rows, int(length.sum())
-    index = torch.arange(B)
-    return Rows(index * steps, 1, length) if layout == "batch_first" else Rows(index, B, length), B * steps
-
-
-def _mask(generator: Generator, dtype: torch.dtype, kind: str, shape: list[int]) -> Tensor:
-    drawn = torch.randn(shape, generator=generator, dtype=torch.float64)
-    if kind == "boolean":
-        return drawn > -0.5
-    if kind == "added":
-        return torch.where(drawn < -1, -torch.inf, drawn).to(dtype)
-    return drawn.to(dtype).requires_grad_()
 
 
 def attention_equation(inputs: Inputs) -> dict[str, Any] | None:
@@ -118,8 +99,7 @@ def plain_attention(
     size, values = q.shape[1] // heads, v.shape[1] // heads
     scale = 1 / size**0.5 if scale is None else scale
     o = q.new_zeros(len(q), v.shape[1])
-    longest = [int(rows.length.max()) if len(rows.length) else 0 for rows in (queries, keys)]
-    weights = q.new_zeros(len(queries.length), heads, *longest)
+    weights = q.new_zeros(len(queries.length), heads, longest(queries), longest(keys))
     for b, a, i in _queries(queries, heads):
         row, Tk = int(queries.start[b]) + i * queries.step, int(keys.length[b])
         own, e, j_seen = slice(a * size, (a + 1) * size), [], []
@@ -219,14 +199,14 @@ def torch_has_attention(inputs: Inputs) -> bool:
     if "dropping" in inputs or inputs["need_weights"] or not len(inputs["queries"].length):
         return False
     keys = inputs.get("keys", inputs["queries"])
-    Tq, Tk = (int(rows.length.max()) for rows in (inputs["queries"], keys))
+    Tq, Tk = longest(inputs["queries"]), longest(keys)
     bias = _bias(inputs["queries"], keys, Tq, Tk, inputs["causal"], inputs.get("mask"), inputs.get("slopes"))
     return bool(Tk) and bool((bias > -torch.inf).any(3).all())
 
 
 def _terms(inputs: Inputs) -> int:
     queries, keys = inputs["queries"], inputs.get("keys", inputs["queries"])
-    Tq, Tk = (int(rows.length.max()) if len(rows.length) else 0 for rows in (queries, keys))
+    Tq, Tk = longest(queries), longest(keys)
     width = sum(inputs[name].shape[1] for name in ("q", "k", "v") if name in inputs) // inputs["heads"]
     learned = inputs.get("slopes") is not None or inputs.get("mask") is not None
     return int(width + Tq + Tk + learned * len(queries.length) * Tq * Tk)

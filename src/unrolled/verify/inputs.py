@@ -16,6 +16,33 @@ def normal(generator: Generator, dtype: torch.dtype, *shape: int, scale: float =
     return (torch.randn(shape, generator=generator, dtype=torch.float64) * scale).to(dtype).requires_grad_()
 
 
+def rows_of(lengths: Sequence[int], layout: str) -> tuple[Rows, int]:
+    """Where sequences of these lengths lie, and among how many rows.
+
+    `layout`: "ragged", "reverse", or padded "batch_first" or "time_major" with a step more than any sequence needs.
+    """
+    length, B, steps = torch.tensor(lengths, dtype=torch.int64), len(lengths), max(lengths, default=0) + 1
+    if layout in ("ragged", "reverse"):
+        rows = Rows(length.cumsum(0) - length, 1, length)
+        return rows.reverse() if layout == "reverse" else rows, int(length.sum())
+    index = torch.arange(B)
+    return Rows(index * steps, 1, length) if layout == "batch_first" else Rows(index, B, length), B * steps
+
+
+def mask_of(generator: Generator, dtype: torch.dtype, kind: str, shape: list[int]) -> Tensor:
+    """`kind`: "boolean", "added" with some -inf, or "learned"."""
+    drawn = torch.randn(shape, generator=generator, dtype=torch.float64)
+    if kind == "boolean":
+        return drawn > -0.5
+    if kind == "added":
+        return torch.where(drawn < -1, -torch.inf, drawn).to(dtype)
+    return drawn.to(dtype).requires_grad_()
+
+
+def longest(rows: Rows) -> int:
+    return max(rows.length.tolist(), default=0)
+
+
 def make_recurrent(
     generator: Generator,
     dtype: torch.dtype,
@@ -34,18 +61,11 @@ def make_recurrent(
     training: bool = True,
     bptt: int = 0,
 ) -> dict[str, Any]:
-    """`layout`: "ragged", or padded "batch_first" or "time_major" with a step more than any sequence needs.
+    """`layout` as in `rows_of`.
 
     `training`: zoneout draws; else it takes its expectation. An option that is off is not among the inputs.
     """
-    length, sequences = torch.tensor(lengths, dtype=torch.int64), len(lengths)
-    steps = max(lengths, default=0) + 1
-    if layout == "ragged":
-        rows, count = Rows(length.cumsum(0) - length, 1, length), int(length.sum())
-    else:
-        index = torch.arange(sequences)
-        rows = Rows(index * steps, 1, length) if layout == "batch_first" else Rows(index, sequences, length)
-        count = sequences * steps
+    sequences, (rows, count) = len(lengths), rows_of(lengths, layout)
     uniform = 1.5 / hidden_size**0.5
     units, width = directions * hidden_size, proj_size or hidden_size
     gates = CELLS[cell].gates * units

@@ -20,7 +20,7 @@ from unrolled.ops.additive_attention import additive_attention
 from unrolled.ops.linear_cross_entropy import linear_cross_entropy
 from unrolled.ragged import Rows
 from unrolled.verify.formulations import plain_cross_entropy, plain_linear
-from unrolled.verify.inputs import normal
+from unrolled.verify.inputs import longest, mask_of, normal, rows_of
 from unrolled.verify.judges import Inputs
 from unrolled.verify.operator import Operator
 
@@ -105,10 +105,9 @@ def make_additive_attention(
 ) -> dict[str, Any]:
     """`steps`: queries and keys of each sequence.
 
-    `layout`: "ragged", "reverse", or padded "batch_first" or "time_major" with a step more than any sequence needs.
-    mask: "boolean", "added" with some -inf, or "learned"; of size 1 in the dimensions `repeated`.
+    `layout` as in `rows_of`, `mask` as in `mask_of`; a mask is of size 1 in the dimensions `repeated`.
     """
-    (queries, N), (keys, M) = (_rows([pair[i] for pair in steps], layout) for i in (0, 1))
+    (queries, N), (keys, M) = (rows_of([pair[i] for pair in steps], layout) for i in (0, 1))
     inputs: dict[str, Any] = {
         "q": normal(generator, dtype, N, size),
         "k": normal(generator, dtype, M, size),
@@ -119,31 +118,9 @@ def make_additive_attention(
         "need_weights": need_weights,
     }
     if mask is not None:
-        shape = [len(steps), _longest(queries) + 1, _longest(keys)]
-        inputs["mask"] = _mask(generator, dtype, mask, [1 if i in repeated else n for i, n in enumerate(shape)])
+        shape = [len(steps), longest(queries) + 1, longest(keys)]
+        inputs["mask"] = mask_of(generator, dtype, mask, [1 if i in repeated else n for i, n in enumerate(shape)])
     return inputs
-
-
-def _rows(lengths: list[int], layout: str) -> tuple[Rows, int]:
-    length, B, steps = torch.tensor(lengths, dtype=torch.int64), len(lengths), max(lengths, default=0) + 1
-    if layout in ("ragged", "reverse"):
-        rows = Rows(length.cumsum(0) - length, 1, length)
-        return rows.reverse() if layout == "reverse" else rows, int(length.sum())
-    index = torch.arange(B)
-    return Rows(index * steps, 1, length) if layout == "batch_first" else Rows(index, B, length), B * steps
-
-
-def _mask(generator: Generator, dtype: torch.dtype, kind: str, shape: list[int]) -> Tensor:
-    drawn = torch.randn(shape, generator=generator, dtype=torch.float64)
-    if kind == "boolean":
-        return drawn > -0.5
-    if kind == "added":
-        return torch.where(drawn < -1, -torch.inf, drawn).to(dtype)
-    return drawn.to(dtype).requires_grad_()
-
-
-def _longest(rows: Rows) -> int:
-    return max(rows.length.tolist(), default=0)
 
 
 def additive_attention_pair(need_weights: bool, **inputs: Any) -> tuple[Any, ...]:
@@ -170,7 +147,7 @@ def plain_additive_attention(
 ) -> Any:
     """One query after the other, and of a query one key after the other."""
     o = q.new_zeros(len(q), value.shape[1])
-    weights = q.new_zeros(len(queries.length), _longest(queries), _longest(keys))
+    weights = q.new_zeros(len(queries.length), longest(queries), longest(keys))
     for b, i in [(b, i) for b, n in enumerate(queries.length.tolist()) for i in range(n)]:
         row, e, seen = int(queries.start[b]) + i * queries.step, [], []
         for j in range(int(keys.length[b])):
@@ -192,7 +169,7 @@ def plain_additive_attention(
 
 
 def _terms(inputs: Inputs) -> int:
-    Tq, Tk = _longest(inputs["queries"]), _longest(inputs["keys"])
+    Tq, Tk = longest(inputs["queries"]), longest(inputs["keys"])
     return int(inputs["q"].shape[1] + inputs["value"].shape[1] + len(inputs["queries"].length) * Tq * Tk)
 
 

@@ -14,8 +14,10 @@ from torch.nn import functional as F
 
 from cases import Case
 from conftest import VARIANTS, on
+from test_dropout import surprise
 from tolerances import AS_EXACT, DEVIATIONS, ROUNDED, close, same_bits
 from unrolled import use
+from unrolled.equations import dropout as equation
 from unrolled.equations.dropout import Dropping
 from unrolled.ops._backend import core
 from unrolled.ops.attention import attention
@@ -140,6 +142,49 @@ def test_float32_errs_no_more_than_torch(variant: str) -> None:
         assert error <= AS_EXACT * limit
 
 
+def kept_weights(n: int = 64, heads: int = 8, sequences: int = 8, seed: int = 11, p: float = 0.3) -> Tensor:
+    """(B, A, n, n) which weights are kept, by their values: all scores are equal, and no weight is 0."""
+    N = n * sequences
+    q, queries = torch.zeros(N, 3 * heads), rows(*[n] * sequences)
+    drop = Dropping(p, torch.tensor(seed), 0, torch.arange(N) // n, torch.arange(N) % n)
+    _, w = attention(q, heads=heads, queries=queries, dropping=drop, need_weights=True)
+    return w > 0
+
+
+AXES = {"sequence": 0, "head": 1, "step": 2, "position": 3}
+
+
+@pytest.mark.parametrize("axis", AXES)
+def test_neighbouring_weights_are_dropped_independently(axis: str, backend: str) -> None:
+    """Chi-square of the patterns of eight weights that lie next to each other."""
+    assert abs(surprise(kept_weights().movedim(AXES[axis], 3).reshape(-1, 8), 0.3)) <= DEVIATIONS
+
+
+@pytest.mark.parametrize("axis", AXES)
+def test_two_rounds_of_philox_would_not_pass(axis: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(equation, "_ROUNDS", 2)
+    with on("equation"):
+        assert surprise(kept_weights().movedim(AXES[axis], 3).reshape(-1, 8), 0.3) > DEVIATIONS
+
+
+def test_the_dropped_weights_change_with_the_seed_and_with_nothing_else(backend: str) -> None:
+    n, heads, p = 20, 3, 0.3
+    base = kept_weights(n, heads, 2)
+    same_bits(kept_weights(n, heads, 2), base)
+    same_bits(kept_weights(n, heads, 1), base[:1])  # without its neighbour
+    torch.set_num_threads(2)
+    same_bits(kept_weights(n, heads, 2), base)
+    drop = Dropping(p, torch.tensor(11), 0, torch.zeros(n).long(), torch.arange(n))
+    q, k, v = (torch.randn(n, heads * width, requires_grad=True) for width in (2, 2, n))
+    o, w = attention(q, k, v, heads=heads, queries=rows(n), dropping=drop, need_weights=True)
+    same_bits(w > 0, base[:1])  # of other numbers
+    for _ in range(2):
+        (dv,) = torch.autograd.grad(o, v, torch.eye(n).repeat(1, heads), retain_graph=True)  # w transposed, by head
+        same_bits(dv.view(n, heads, n).permute(1, 2, 0) > 0, base[0])
+    for seed in (12, 11 + 2**32, -11):
+        assert not torch.equal(kept_weights(n, heads, 2, seed=seed), base)
+
+
 def test_dropout_has_its_rate_in_every_head_and_is_equal_in_the_backward(backend: str) -> None:
     n, heads, p = 200, 3, 0.3
     drop = Dropping(p, torch.tensor(11), 5, torch.arange(n) % 7, torch.arange(n) // 7)
@@ -150,9 +195,6 @@ def test_dropout_has_its_rate_in_every_head_and_is_equal_in_the_backward(backend
     assert bool(((rates - (1 - p)).abs() <= DEVIATIONS * (p * (1 - p)) ** 0.5 / n).all())
     for a in range(heads):
         same_bits(kept[a], drop.mask(n, a) > 0)
-        for b in range(a):
-            both = (kept[a] & kept[b]).double().mean()
-            assert abs(float(both) - (1 - p) ** 2) <= DEVIATIONS * 0.5 / n
     close(w[0][kept], torch.full_like(w[0][kept], 1 / (n * (1 - p))), n)
     q, k, v = (torch.zeros(n, heads, requires_grad=True) for _ in range(3))
     o = attention(q, k, v, heads=heads, queries=rows(n), dropping=drop)
@@ -234,9 +276,16 @@ def test_vmap_compile_and_autocast(backend: str) -> None:
 
 Q = torch.randn(4, 6)
 MASK = torch.ones(1, 1, 4, 4, dtype=torch.bool)
+
+
+def dropped(**changed: Any) -> Any:
+    dropping = Dropping(0.5, torch.tensor(1), 0, torch.arange(4), torch.arange(4))._replace(**changed)
+    return attention(Q, heads=2, queries=rows(4), dropping=dropping)
+
+
 REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: attention(Q[0], heads=2, queries=rows(4)), ValueError, "found (6,)"),
-    (lambda: attention(Q, heads=4, queries=rows(4)), ValueError, "for A = 4 heads; found (4, 6)"),
+    (lambda: attention(Q, heads=4, queries=rows(4)), ValueError, "for A = 4 heads and F at least 1; found (4, 6)"),
     (lambda: attention(Q, Q, Q[1:], heads=2, queries=rows(4)), ValueError, "found (4, 6), (4, 6), (3, 6)"),
     (lambda: attention(Q, Q, heads=2, queries=rows(4)), ValueError, "k and v side by side"),
     (lambda: attention(Q, heads=2, queries=rows(4), keys=rows(4)), ValueError, "keys must be None"),
@@ -246,7 +295,15 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: attention(Q, heads=2, queries=rows(4), mask=MASK.double()), TypeError, "found torch.float64"),
     (lambda: attention(Q, heads=2, queries=rows(4), mask=MASK[0]), ValueError, "found shape (1, 4, 4)"),
     (lambda: attention(Q, heads=2, queries=rows(4), mask=MASK.expand(3, 1, 4, 4)), ValueError, "1 or 1, 1 or 2"),
-    (lambda: attention(Q, heads=2, queries=rows(4), mask=MASK[:, :, :3]), ValueError, "mask must be"),
+    (lambda: attention(Q, heads=2, queries=rows(4), mask=MASK[:, :, :3]), ValueError, "found shape (1, 1, 3, 4)"),
+    (lambda: attention(Q[:, :0], heads=1, queries=rows(4)), ValueError, "F at least 1; found (4, 0)"),
+    (lambda: attention(Q.int(), heads=2, queries=rows(4)), TypeError, "a floating dtype, found torch.int32"),
+    (lambda: attention(Q, heads=2, queries=rows(4), slopes=Q[0, :1]), ValueError, "must be (2,), one for each head"),
+    (lambda: dropped(p=1.5), ValueError, "must lie in [0, 1], found 1.5"),
+    (lambda: dropped(key=torch.arange(3)), ValueError, "key of 4 rows must be (4,), found (3,)"),
+    (lambda: dropped(t=torch.arange(8).view(4, 2)), ValueError, "t of 4 rows must be (4,), found (4, 2)"),
+    (lambda: dropped(t=torch.arange(4.0)), TypeError, "t must be torch.int64, found torch.float32"),
+    (lambda: dropped(seed=torch.zeros(1).long()), ValueError, "seed of 4 rows must be (), found (1,)"),
 ]
 
 
@@ -254,6 +311,8 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
 def test_a_mistake_is_named_with_what_was_found(case: int, backend: str) -> None:
     call, kind, message = REFUSED[case]
     with pytest.raises(kind, match=re.escape(message)):
+        call()
+    with use("equations"), pytest.raises(kind, match=re.escape(message)):
         call()
 
 

@@ -11,6 +11,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from unrolled.equations.dropout import Dropping
+
 Backend = Literal["auto", "core", "equations"]
 BUILD_COMMAND = "pip install --force-reinstall --no-deps .   (in the sources, with a C++17 compiler)"
 
@@ -80,12 +82,26 @@ def full_precision(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def one_kind(name: str, *tensors: Tensor | None) -> None:
-    """TypeError, with what was found, unless all have one dtype and one device."""
+    """TypeError, with what was found, unless all have one floating dtype and one device."""
     given = [t for t in tensors if t is not None]
     dtype, device = given[0].dtype, given[0].device
+    if not dtype.is_floating_point:
+        raise TypeError(f"{name}: expected a floating dtype, found {dtype}")
     if any(t.dtype is not dtype or t.device != device for t in given):
         found = ", ".join(dict.fromkeys(f"{t.dtype} on {t.device}" for t in given))
         raise TypeError(f"{name}: inputs, states and parameters must have one dtype and device, found {found}")
+
+
+def check_dropping(dropping: Dropping, rows: int) -> None:
+    """Errors: ValueError for a probability or a shape that does not fit, TypeError for another dtype than int64."""
+    if not 0 <= dropping.p <= 1:
+        raise ValueError(f"the dropout probability must lie in [0, 1], found {dropping.p}")
+    for name, shape in (("seed", ()), ("key", (rows,)), ("t", (rows,))):
+        x = getattr(dropping, name)
+        if x.dtype != torch.int64:
+            raise TypeError(f"dropout: {name} must be torch.int64, found {x.dtype}")
+        if x.shape != shape:
+            raise ValueError(f"dropout: {name} of {rows} rows must be {shape}, found {tuple(x.shape)}")
 
 
 def forward_mode() -> bool:

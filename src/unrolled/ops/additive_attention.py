@@ -14,6 +14,7 @@ from unrolled.equations.additive_attention import (
 )
 from unrolled.ops._backend import arrays, core, equations_only, forward_mode, full_precision, on_core, one_kind
 from unrolled.ops._register import apply, backward_op, register, with_signature
+from unrolled.ops.attention import check_steps
 from unrolled.ragged import Rows
 
 
@@ -97,7 +98,9 @@ def _forward_kernel(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
     if not on_core(q, k, value, v):
         o, weights, saved = additive_attention_forward(q, k, value, v, queries, keys, mask)
         return o, weights if need_weights else q.new_empty(0), saved.log_sum
-    shape = [len(queries.length), _longest(queries), _longest(keys)] if need_weights else [0]
+    steps = _longest(queries), _longest(keys)
+    check_steps(mask, *steps)
+    shape = [len(queries.length), *steps] if need_weights else [0]
     o, log_sum, weights = (q.new_empty(s) for s in ([len(q), value.shape[1]], [len(q)], shape))
     core.additive_attention_forward(
         *arrays(q, k, value, v, _added(mask, q), *where, o, log_sum, weights if need_weights else None),

@@ -9,7 +9,16 @@ from torch import Tensor
 
 from unrolled.equations.attention import AttentionSaved, attention_backward, attention_forward
 from unrolled.equations.dropout import Dropping
-from unrolled.ops._backend import arrays, core, equations_only, forward_mode, full_precision, on_core, one_kind
+from unrolled.ops._backend import (
+    arrays,
+    check_dropping,
+    core,
+    equations_only,
+    forward_mode,
+    full_precision,
+    on_core,
+    one_kind,
+)
 from unrolled.ops._register import apply, backward_op, register, with_signature
 from unrolled.ragged import Rows
 
@@ -126,6 +135,10 @@ def attention(
     if mask is not None:
         _check_mask(mask, q, queries.length.shape[0], heads)
     one_kind("attention", q, k, v, mask if number else None, slopes)
+    if slopes is not None and slopes.shape != (heads,):
+        raise ValueError(f"slopes must be ({heads},), one for each head, found {tuple(slopes.shape)}")
+    if dropping is not None:
+        check_dropping(dropping, q.shape[0])
     d = dropping if dropping is not None and dropping.p else Dropping(0.0, *[None] * 4)  # type: ignore[arg-type]
     # a tensor twice among the inputs of a Function is more than torch.compile can follow
     start, length = (None if x is y else x for x, y in zip(keys[::2], queries[::2], strict=True))
@@ -158,10 +171,10 @@ def _check(q: Tensor, k: Tensor | None, v: Tensor | None, heads: int, queries: R
     else:
         value = v.shape[1]
         fits = k.shape[1] == width and v.shape[0] == k.shape[0]
-    if not fits or heads < 1 or width % heads or value % heads:
+    if not fits or heads < 1 or width < 1 or width % heads or value % heads:
         raise ValueError(
             f"expected q (N, A * F), k (M, A * F), v (M, A * G), or k and v side by side, or all three, "
-            f"for A = {heads} heads; found {_shapes(q, k, v)}"
+            f"for A = {heads} heads and F at least 1; found {_shapes(q, k, v)}"
         )
     if queries.length.shape != keys.length.shape:
         raise ValueError(f"there are {len(queries.length)} sequences of queries and {len(keys.length)} of keys")
@@ -179,6 +192,13 @@ def _check_mask(mask: Tensor, q: Tensor, sequences: int, heads: int) -> None:
         raise ValueError(
             f"mask must be (1 or {sequences}, 1 or {heads}, 1 or Tq, 1 or Tk), found shape {tuple(mask.shape)}"
         )
+
+
+def check_steps(mask: Tensor | None, *longest: int) -> None:
+    """Errors: ValueError for a mask of fewer queries or keys than the longest sequence has."""
+    if mask is not None and any(n != 1 and n < steps for n, steps in zip(mask.shape[-2:], longest, strict=True)):
+        Tq, Tk = longest
+        raise ValueError(f"mask must be of 1 or {Tq} queries and 1 or {Tk} keys, found shape {tuple(mask.shape)}")
 
 
 @with_signature
@@ -222,11 +242,12 @@ def _forward_kernel(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
     if not on_core(*p.numbers):
         o, weights, saved = _equation(p)
         return o, weights if need_weights else nothing, saved.log_sum
+    longest = [int(n.max()) if len(n) else 0 for n in (p.query_length, p.keys.length)]
+    check_steps(p.mask, *longest)
     rows, width = _sizes(p)
     o, log_sum, weights = p.q.new_empty(rows, width), p.q.new_empty(rows, p.heads), nothing
     if need_weights:
-        steps = [int(n.max()) if len(n) else 0 for n in (p.query_length, p.keys.length)]
-        weights = p.q.new_empty(len(p.query_length), p.heads, *steps)
+        weights = p.q.new_empty(len(p.query_length), p.heads, *longest)
     given, numbers = p.for_core
     core.attention_forward(*given, *arrays(o, log_sum, weights if need_weights else None), *numbers)
     return o, weights, log_sum

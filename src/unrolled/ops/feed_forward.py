@@ -10,7 +10,16 @@ from torch import Tensor
 from unrolled.equations.activations import Kind
 from unrolled.equations.dropout import Dropping
 from unrolled.equations.feed_forward import FeedForwardSaved, feed_forward_backward, feed_forward_forward
-from unrolled.ops._backend import arrays, core, equations_only, forward_mode, full_precision, on_core, one_kind
+from unrolled.ops._backend import (
+    arrays,
+    check_dropping,
+    core,
+    equations_only,
+    forward_mode,
+    full_precision,
+    on_core,
+    one_kind,
+)
 from unrolled.ops._register import apply, backward_op, register, with_signature
 from unrolled.ops.activation import known
 
@@ -104,13 +113,8 @@ def _check(
             raise ValueError(f"expected {name} {shape}, found {tuple(tensor.shape)}")
     if bias_gate is not None and weight_gate is None:
         raise ValueError("bias_gate belongs to weight_gate, which is None")
-    if dropping is None:
-        return
-    if not 0 <= dropping.p <= 1:
-        raise ValueError(f"the dropout probability must lie in [0, 1], found {dropping.p}")
-    if dropping.key.shape != x.shape[:1] or dropping.t.shape != x.shape[:1]:
-        found = f"{tuple(dropping.key.shape)} and {tuple(dropping.t.shape)}"
-        raise ValueError(f"expected key and t of each of {len(x)} rows, found {found}")
+    if dropping is not None:
+        check_dropping(dropping, x.shape[0])
 
 
 @with_signature

@@ -10,7 +10,7 @@ from torch import Tensor
 from unrolled.equations.dropout import Dropping
 from unrolled.equations.residual_norm import Kind, residual_norm_forward
 from unrolled.ops import _norm
-from unrolled.ops._backend import equations_only
+from unrolled.ops._backend import check_dropping, equations_only
 from unrolled.ops._register import backward_op, call, with_signature
 from unrolled.ops.dropout import dropout
 
@@ -38,8 +38,8 @@ def residual_norm(
     if x.ndim != 2 or x.shape != s.shape:
         raise ValueError(f"residual_norm: expected x and s (N, F), found {tuple(x.shape)} and {tuple(s.shape)}")
     _norm.check_row("residual_norm", x.shape[1], gain=gain, bias=bias)
-    if dropping is not None and not 0 <= dropping.p <= 1:
-        raise ValueError(f"the dropout probability must lie in [0, 1], found {dropping.p}")
+    if dropping is not None:
+        check_dropping(dropping, x.shape[0])
     dropping = None if dropping is None or dropping.p == 0 else dropping
     dtype = _norm.out_dtype(x)
     x, s, gain, bias = _norm.in_float("residual_norm", x, s, gain, bias)

@@ -220,7 +220,7 @@ from torch.nn import functional as F
 from unrolled.ops.linear_cross_entropy import linear_cross_entropy
 
 torch.set_num_threads(2)
-N, D, V = 2048, 64, 10000
+N, D, V = 4096, 32, 10000
 x, weight = torch.randn(N, D, requires_grad=True), torch.randn(V, D, requires_grad=True)
 target = torch.randint(V, (N,))
 
@@ -252,7 +252,7 @@ done.set()
 watcher.join()
 print(max(sizes) - sizes[0])
 """
-LOGITS = 2048 * 10000 * 4  # bytes
+LOGITS = 4096 * 10000 * 4  # bytes
 
 
 def grown(*arguments: str) -> int:
@@ -263,8 +263,8 @@ def grown(*arguments: str) -> int:
 
 def test_the_logits_of_the_batch_are_never_stored() -> None:
     ours = grown()
-    assert ours < LOGITS / 2
-    assert ours * 5 < grown("torch")
+    assert ours < LOGITS / 5
+    assert ours * 10 < grown("torch")
 
 
 ARGUMENTS: dict[str, Any] = {

@@ -68,6 +68,7 @@ TEETH: Options = {
         {"steps": ((2, 3), (1, 2)), "heads": 1, "size": 2, "causal": True, "p": 0.4},
         {**_EVERYTHING, "steps": ((2, 3), (1, 1)), "size": 1, "mask": "learned", "repeated": (2,)},
         {**_TINY, "mask": "boolean", "scale": 0.6},
+        {**_TINY, "steps": ((3, 4),), "mask": "added"},
         {**_TINY, "causal": True},
     ],
     "multiplicative_attention": [
@@ -96,6 +97,23 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         **{
             f"_seen, {change} saved.mask in queries, keys, mask = (saved.queries, saved.keys, saved.mask)": _FORM
             for change in ("drop", "scale", "negate")
+        },
+        **{
+            f"_seen, {what}": "what is -inf here is added too; that it is ruled out as well concerns torch's "
+            "differentiation of the forward"
+            for what in (
+                "another comparison in read > -torch.inf in "
+                "seen = seen & (read if mask.dtype == torch.bool else read > -torch.inf)",
+                *(
+                    f"{change} {part}"
+                    for change in ("drop", "scale", "negate")
+                    for part in (
+                        "mask in read = mask[:, :, :s.shape[2], :s.shape[3]]",
+                        "mask[:, :, :s.shape[2], :s.shape[3]] in read = mask[:, :, :s.shape[2], :s.shape[3]]",
+                        "read in seen = seen & (read if mask.dtype == torch.bool else read > -torch.inf)",
+                    )
+                ),
+            )
         },
         "attention_backward, shift ds * distance(queries, keys).abs() in return AttentionGrads(dq=_joined(dq, queries, "
         "len(q)), dk=_joined(dk, keys, len(k)), dv=_j ...": "a sum does not depend on the order of its terms",

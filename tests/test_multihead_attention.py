@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pack_sequence
 import unrolled
 from covering import Option, covering
 from peers import agree, results
-from tolerances import DEVIATIONS, ROUNDING, close, same_bits
+from tolerances import ATTENTION, DEVIATIONS, ROUNDING, close, same_bits
 from unrolled import Ragged
 from unrolled.verify.judges import relative_error
 
@@ -118,7 +118,7 @@ def test_everything_that_torch_has(options: dict[str, Any], backend: str) -> Non
         given = [additive(m, torch.float64) if both else m for m in in_double]
         return module(*x, attn_mask=given[0], key_padding_mask=given[1], average_attn_weights=average is None)
 
-    agree(ours, peer, call, *inputs, other=other, terms=3 * WIDTH + KEYS)  # into a head, out of it, its keys and back
+    agree(ours, peer, call, *inputs, other=other, terms=ATTENTION)
     o, weights = ours(*(inputs * 3 if len(inputs) == 1 else (inputs + inputs[1:])[:3]), need_weights=False)
     assert weights is None
     assert o.dtype == dtype
@@ -132,7 +132,7 @@ def test_without_weights_it_is_the_same(batch_first: bool, backend: str) -> None
     for found, reference in zip(
         results(ours, lambda m, x: m(x, x, x, need_weights=False)[:1], x), expected, strict=True
     ):
-        close(found, reference, x.numel() + WIDTH)
+        close(found, reference, x.numel() + ATTENTION)
 
 
 def test_arguments_and_first_values_are_torchs() -> None:
@@ -182,8 +182,8 @@ def test_a_query_that_may_attend_to_nothing_gets_the_bias_and_gives_no_gradient(
     rest = x[1:].detach().requires_grad_()
     o, _ = ours(rest, rest, rest, need_weights=need_weights)
     alone = torch.autograd.grad(o.pow(2).sum(), [rest, ours.in_proj_weight])
-    close(grads[0][1:], alone[0], x.numel())
-    close(grads[1], alone[1], x.numel())
+    close(grads[0][1:], alone[0], ATTENTION)
+    close(grads[1], alone[1], ATTENTION)
 
 
 def test_causal_is_a_command_with_a_mask_and_without(backend: str) -> None:
@@ -198,7 +198,7 @@ def test_causal_is_a_command_with_a_mask_and_without(backend: str) -> None:
             same_bits(ours(x, x, x, **{name: True}, **more)[0], expected)
         found = ours(x, x, x, attn_mask=other, **{name: True})
         for own, reference in zip(found, ours(x, x, x, attn_mask=other | later), strict=True):
-            close(own, reference, WIDTH)
+            close(own, reference, ATTENTION)
 
 
 def test_the_last_query_of_a_causal_attention_sees_every_key(backend: str) -> None:
@@ -206,7 +206,7 @@ def test_the_last_query_of_a_causal_attention_sees_every_key(backend: str) -> No
     q, k = (torch.randn(BATCH, n, WIDTH, dtype=torch.float64) for n in (QUERIES, KEYS))
     seen = torch.ones(QUERIES, KEYS, dtype=torch.bool).tril(KEYS - QUERIES)
     for own, reference in zip(ours(q, k, k, causal=True), ours(q, k, k, attn_mask=~seen), strict=True):
-        close(own, reference, WIDTH)
+        close(own, reference, ATTENTION)
 
 
 @pytest.mark.parametrize("extra", [{}, {"add_bias_kv": True, "add_zero_attn": True}], ids=str)
@@ -222,10 +222,10 @@ def test_a_batch_equals_its_sequences_alone(extra: dict[str, Any], backend: str,
     more = len(extra)
     for b, (q, k) in enumerate(zip(queries, keys, strict=True)):
         alone, own = ours(q, k, k, causal=causal)
-        close(o[b], alone, WIDTH * 5)
-        close(weights[b, : len(q), : len(k)], own[:, : len(k)], WIDTH * 5)
+        close(o[b], alone, ATTENTION)
+        close(weights[b, : len(q), : len(k)], own[:, : len(k)], ATTENTION)
         longest = weights.shape[2] - more
-        close(weights[b, : len(q), longest:], own[:, len(k) :], WIDTH * 5)
+        close(weights[b, : len(q), longest:], own[:, len(k) :], ATTENTION)
         assert not bool(weights[b, len(q) :, :longest].any())
         assert not bool(weights[b, :, len(k) : longest].any())
 
@@ -267,10 +267,10 @@ def test_rotary_positions_depend_on_the_distance_alone(backend: str) -> None:
     x = torch.randn(6, WIDTH, dtype=torch.float64)
     whole, _ = ours(x, x, x, causal=True)
     assert relative_error(plain(x, x, x, causal=True)[0], whole) > ROUNDING
-    close(ours(x[3:], x, x, causal=True)[0], whole[3:], WIDTH)
+    close(ours(x[3:], x, x, causal=True)[0], whole[3:], ATTENTION)
     shuffled = x[torch.tensor([1, 0, 2, 3, 4, 5])]
     assert relative_error(ours(shuffled, shuffled, shuffled)[0][5], ours(x, x, x)[0][5]) > ROUNDING
-    close(plain(shuffled, shuffled, shuffled)[0][5], plain(x, x, x)[0][5], WIDTH)
+    close(plain(shuffled, shuffled, shuffled)[0][5], plain(x, x, x)[0][5], ATTENTION)
 
 
 def test_linear_biases_lower_the_score_by_the_distance(backend: str) -> None:
@@ -282,7 +282,7 @@ def test_linear_biases_lower_the_score_by_the_distance(backend: str) -> None:
     bias = -torch.tensor([2.0**-4, 2.0**-8])[:, None, None] * (t[:, None] - t).abs()
     mask = bias.repeat(6, 1, 1).double()
     for own, reference in zip(ours(x, x, x), plain(x, x, x, attn_mask=mask), strict=True):
-        close(own, reference, WIDTH)
+        close(own, reference, ATTENTION)
 
 
 def test_dropout_drops_the_weights_at_its_rate_and_by_the_keys(backend: str) -> None:
@@ -296,18 +296,18 @@ def test_dropout_drops_the_weights_at_its_rate_and_by_the_keys(backend: str) -> 
     (_, dropped), (_, whole) = run(x), ours.eval()(x, x, x, average_attn_weights=False)
     ours.train()
     kept = dropped != 0
-    close(dropped, torch.where(kept, whole / 0.6, 0), WIDTH)
+    close(dropped, torch.where(kept, whole / 0.6, 0), ATTENTION)
     assert abs(float(kept.double().mean()) - 0.6) < DEVIATIONS * (0.6 * 0.4 / kept.numel()) ** 0.5
     assert not torch.equal(kept[0], kept[1])
     assert not torch.equal(kept[:, 0], kept[:, 1])
     o, weights = run(x[[1, 0, 2]], keys=[1, 0, 2])
-    close(weights[[1, 0, 2]], dropped, WIDTH)
-    close(o[[1, 0, 2]], run(x)[0], WIDTH)
+    close(weights[[1, 0, 2]], dropped, ATTENTION)
+    close(o[[1, 0, 2]], run(x)[0], ATTENTION)
     lengths = [40, 3, 0]
     o, weights = run(x, lengths=lengths)
-    close(weights[0], dropped[0], WIDTH)
+    close(weights[0], dropped[0], ATTENTION)
     alone, _ = run(Ragged.from_padded(x, lengths, batch_first=True))
-    close(o, alone.to_padded(batch_first=True), WIDTH)
+    close(o, alone.to_padded(batch_first=True), ATTENTION)
 
 
 def test_a_learned_mask_receives_its_gradient(backend: str) -> None:
@@ -315,9 +315,9 @@ def test_a_learned_mask_receives_its_gradient(backend: str) -> None:
     x = torch.randn(BATCH, QUERIES, WIDTH, dtype=torch.float64)
     for shape in ((QUERIES, QUERIES), (BATCH * 2, QUERIES, QUERIES)):
         mask = torch.randn(shape, dtype=torch.float64)
-        agree(ours, peer, lambda m, x, mask: m(x, x, x, attn_mask=mask), x, mask, terms=WIDTH)
+        agree(ours, peer, lambda m, x, mask: m(x, x, x, attn_mask=mask), x, mask, terms=ATTENTION)
     padding = torch.randn(BATCH, QUERIES, dtype=torch.float64)
-    agree(ours, peer, lambda m, x, padding: m(x, x, x, key_padding_mask=padding), x, padding, terms=WIDTH)
+    agree(ours, peer, lambda m, x, padding: m(x, x, x, key_padding_mask=padding), x, padding, terms=ATTENTION)
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,10 @@ ROUNDED = torch.finfo(torch.float32).eps / 2
 # A rate measured over n draws lies within 5 standard deviations of its expectation, except once in 1.7 million runs.
 DEVIATIONS = 5.0
 
+# Attention of the tests: its projections, scores, weights and values are sums one after the other, of at most 8 terms
+# or 7 keys, and the exponential enlarges the rounding of a score by the score, up to about 4.
+ATTENTION = 5 * 8 * 4**2
+
 # A Transformer of the tests, likewise: 2 layers of the encoder below 2 of the decoder, each some 5 sums of at most 12
 # terms, of which the norms enlarge the roundings, their squares by some 40: over 6 seeds the largest error in outputs
 # and gradients is 0.35 of the bound.

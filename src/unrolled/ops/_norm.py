@@ -138,4 +138,4 @@ backward = register(
         r.new_empty(shape) for shape in _backward_shapes(r, gain is not None, need_dbias, seed is not None)
     ),
 )
-NO_DROPPING = (None, None, None, 0, 0.0)
+NO_DROPPING = (None, None, None, 0, 0)  # no float: under torch.compile one from outside is a free size

@@ -53,8 +53,8 @@ def apply(function: type[torch.autograd.Function], *args: Any) -> Any:
         raise NotImplementedError(
             "our operators have no derivative in forward mode (jvp); run under `with unrolled.use('equations'):`"
         )
-    if torch.compiler.is_compiling():  # torch.compile with free sizes takes no float that comes from outside twice
-        args = tuple(float(a) if isinstance(a, float) else a for a in args)
+    if torch.compiler.is_compiling():  # a float from outside would be one more free size, which must not go in twice
+        args = tuple(float.fromhex(a.hex()) if isinstance(a, float) else a for a in args)
     return function.apply(*args)  # type: ignore[no-untyped-call]
 
 

@@ -54,8 +54,8 @@ def read_by_attention(ours: SequenceClassifier, x: torch.Tensor) -> torch.Tensor
     theirs.load_state_dict(rnn.state_dict())
     states, final = theirs(x)
     h = (final[0] if kind == "LSTM" else final)[-rnn.num_directions :].flatten()
-    a = torch.tanh(attention.query.weight @ h + attention.query.bias + states @ attention.key.weight.T)
-    return (a @ attention.score).softmax(0) @ states
+    a = torch.tanh(attention.weight_query @ h + attention.bias + states @ attention.weight_key.T)
+    return (a @ attention.v).softmax(0) @ states
 
 
 def read_by_transformer(ours: TransformerClassifier, x: torch.Tensor) -> torch.Tensor:

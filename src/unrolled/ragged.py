@@ -27,7 +27,7 @@ class Ragged:
     __slots__ = ("offsets", "values")
 
     def __init__(self, values: Tensor, offsets: Lengths) -> None:
-        offsets = _integers(offsets, "offsets").to(values.device)
+        offsets = integers(offsets, "offsets").to(values.device)
         if offsets.ndim != 1 or len(offsets) == 0:
             raise ValueError(f"offsets must hold B + 1 numbers in one dimension, found shape {tuple(offsets.shape)}")
         if values.ndim == 0:
@@ -144,6 +144,10 @@ class Rows(NamedTuple):
     step: int
     length: Tensor  # (B,) int64
 
+    @property
+    def longest(self) -> int:
+        return int(self.length.max()) if len(self.length) else 0
+
     def reverse(self) -> Rows:
         """The same rows walked from the last step to the first."""
         return Rows(self.start + (self.length - 1) * self.step, -self.step, self.length)
@@ -163,8 +167,7 @@ def unpad_rows(padded: Tensor, rows: Rows, count: int) -> Tensor:
 
 def _steps(rows: Rows) -> tuple[Tensor, Tensor]:
     """(B, T) which steps there are, and for each of those its row."""
-    longest = int(rows.length.max()) if len(rows.length) else 0
-    t = torch.arange(longest, device=rows.length.device)
+    t = torch.arange(rows.longest, device=rows.length.device)
     live = t < rows.length[:, None]
     return live, (rows.start[:, None] + t * rows.step)[live]
 
@@ -188,7 +191,7 @@ def all_rows(steps: Sequence[Tensor], device: torch.device) -> Tensor:
 
 def check_lengths(lengths: Lengths, sequences: int, longest: int) -> Tensor:
     """`lengths` as int64 (B,). ValueError where it does not fit `sequences` of at most `longest` steps."""
-    lengths = _integers(lengths, "lengths")
+    lengths = integers(lengths, "lengths")
     if lengths.shape != (sequences,):
         raise ValueError(
             f"lengths must have one number for each of {sequences} sequences, found shape {tuple(lengths.shape)}"
@@ -197,7 +200,7 @@ def check_lengths(lengths: Lengths, sequences: int, longest: int) -> Tensor:
         fits = ((lengths >= 0) & (lengths <= longest)).all()
         torch._assert_async(fits, "lengths must lie between 0 and the steps of the input")
     # under vmap the numbers cannot be read; the core looks at each example
-    elif sequences and not is_functorch_wrapped_tensor(lengths):
+    elif sequences and readable(lengths):
         shortest, highest = int(lengths.min()), int(lengths.max())
         if shortest < 0 or highest > longest:
             raise ValueError(f"lengths must lie in [0, {longest}], found {shortest} to {highest}")
@@ -206,7 +209,7 @@ def check_lengths(lengths: Lengths, sequences: int, longest: int) -> Tensor:
 
 def check_keys(keys: Lengths, sequences: int, name: str = "keys") -> Tensor:
     """`keys` as int64 (B,), a whole number for each sequence; else ValueError or TypeError."""
-    keys = _integers(keys, name)
+    keys = integers(keys, name)
     if keys.shape != (sequences,):
         raise ValueError(
             f"{name} must have one number for each of {sequences} sequences, found shape {tuple(keys.shape)}"
@@ -214,7 +217,13 @@ def check_keys(keys: Lengths, sequences: int, name: str = "keys") -> Tensor:
     return keys
 
 
-def _integers(numbers: Lengths, name: str) -> Tensor:
+def readable(t: Tensor) -> bool:
+    """Whether its numbers can be looked at: not while a graph is made of them, and not where they are many at once."""
+    return not (torch.compiler.is_compiling() or is_functorch_wrapped_tensor(t) or t.is_meta)
+
+
+def integers(numbers: Lengths, name: str) -> Tensor:
+    """Errors: TypeError for anything but whole numbers."""
     if not isinstance(numbers, Tensor):
         try:
             numbers = torch.as_tensor(numbers, dtype=None if len(numbers) else torch.int64)

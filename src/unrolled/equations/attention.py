@@ -169,7 +169,7 @@ def _sum_to(ds: Float[Tensor, "B A Q K"], shape: torch.Size) -> Float[Tensor, "_
 def distance(queries: Rows, keys: Rows) -> Tensor:
     """(B, 1, Tq, Tk) how far key j lies before query i, where the last of each stand side by side: i + Tk - Tq - j."""
     first = keys.length - queries.length
-    i, j = (torch.arange(int(rows.length.max()) if len(first) else 0, device=first.device) for rows in (queries, keys))
+    i, j = (torch.arange(rows.longest, device=first.device) for rows in (queries, keys))
     return i[:, None] + first[:, None, None, None] - j
 
 

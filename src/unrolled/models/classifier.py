@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from unrolled.models.readings import AdditiveReading, maximum, mean
-from unrolled.nn import GRU, LSTM, RNN, Dropout, Embedding, Linear, last
+from unrolled.models.readings import maximum, mean
+from unrolled.nn import GRU, LSTM, RNN, AdditiveAttention, Dropout, Embedding, Linear, last
 from unrolled.ragged import Ragged
 
 LAYERS = {"rnn": RNN, "lstm": LSTM, "gru": GRU}
@@ -111,7 +112,7 @@ class SequenceClassifier(Classifier):
             **layer,
         )
         state = (layer.get("proj_size") or hidden_size) * self.rnn.num_directions
-        self.attention = AdditiveReading(state, attention_size) if attention_size else None
+        self.attention = AdditiveAttention(state, state, attention_size) if attention_size else None
         self.linear = Linear(state, num_classes)
 
     def read(self, embedded: Ragged) -> Tensor:
@@ -124,5 +125,6 @@ class SequenceClassifier(Classifier):
         h = last(final if isinstance(final, Tensor) else final[0], bidirectional=self.rnn.bidirectional)
         if self.attention is None:
             return h
-        read: Tensor = self.attention(states, h)
-        return read
+        query = Ragged(h, torch.arange(len(h) + 1, device=h.device))  # one of each sequence
+        read: Ragged = self.attention(query, states)
+        return read.values

@@ -1,13 +1,11 @@
-"""What a classifier sees of the states of a sequence: their mean, their maximum, or what additive attention reads."""
+"""What a classifier sees of the states of a sequence: their mean, their maximum, the last."""
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from unrolled.nn import Linear
-from unrolled.ops.additive_attention import additive_attention
-from unrolled.ragged import Ragged, Rows
+from unrolled.ragged import Ragged
 
 
 def mean(states: Ragged) -> Tensor:
@@ -33,27 +31,6 @@ def final(states: Ragged) -> Tensor:
     if not len(states.values):
         return states.values.new_zeros(len(states), states.values.shape[1]) + states.values.sum()
     return torch.where(live, states.values[(states.offsets[1:] - 1).clamp(min=0)], 0)
-
-
-class AdditiveReading(nn.Module):
-    """(B, D) the mean of a sequence's states by the weights of additive attention; 0 for a sequence of length 0.
-
-    The query is one vector (B, D) for each sequence. Query and states are mapped to `size` numbers each, of whose
-    tanh of the sum `score` makes one weight.
-    """
-
-    def __init__(self, width: int, size: int) -> None:
-        super().__init__()
-        self.query, self.key = Linear(width, size), Linear(width, size, bias=False)
-        self.score = nn.Parameter(torch.empty(size).uniform_(-(size**-0.5), size**-0.5))
-
-    def forward(self, states: Ragged, query: Tensor) -> Tensor:
-        one = Rows(torch.arange(len(query), device=query.device), 1, torch.ones_like(states.lengths))
-        keys = Rows(states.offsets[:-1], 1, states.lengths)
-        read: Tensor = additive_attention(
-            self.query(query), self.key(states.values), states.values, self.score, queries=one, keys=keys
-        )
-        return read
 
 
 def _sequence_of_token(states: Ragged) -> Tensor:

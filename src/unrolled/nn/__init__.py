@@ -7,6 +7,7 @@ from unrolled.nn.basic import Linear as Linear
 from unrolled.nn.convert import convert as convert
 from unrolled.nn.decoder_attention import AdditiveAttention as AdditiveAttention
 from unrolled.nn.decoder_attention import MultiplicativeAttention as MultiplicativeAttention
+from unrolled.nn.decoding import State as State
 from unrolled.nn.losses import CrossEntropyLoss as CrossEntropyLoss
 from unrolled.nn.losses import LinearCrossEntropyLoss as LinearCrossEntropyLoss
 from unrolled.nn.losses import MSELoss as MSELoss

@@ -221,7 +221,7 @@ def add_and_norm(x: Tensor, s: Tensor, norm: nn.Module, dropping: Dropping | Non
         gain, bias, epsilon = norm.weight, norm.bias, norm.eps
         return residual_norm(x, s, gain, bias, kind="layer", epsilon=epsilon, dropping=dropping)  # type: ignore[arg-type]
     if plain(norm, _RMS_NORM):
-        return residual_norm(x, s, norm.weight, kind="rms", epsilon=_epsilon(norm, x), dropping=dropping)  # type: ignore[arg-type]
+        return residual_norm(x, s, norm.weight, kind="rms", epsilon=norm.eps, dropping=dropping)  # type: ignore[arg-type]
     r = add(x, s, dropping)
     return r, norm(r)
 
@@ -233,7 +233,3 @@ def normalise(x: Tensor, norm: nn.Module) -> Tensor:
         return rms_norm(x, norm.weight, norm.eps)  # type: ignore[arg-type]
     y: Tensor = norm(x)
     return y
-
-
-def _epsilon(norm: nn.Module, x: Tensor) -> Any:
-    return torch.finfo(x.dtype).eps if norm.eps is None else norm.eps

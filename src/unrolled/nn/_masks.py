@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor
+
+from unrolled.ragged import readable
 
 
 class Masks(NamedTuple):
@@ -14,11 +15,6 @@ class Masks(NamedTuple):
 
     causal: bool
     mask: Tensor | None  # (1 or B, 1 or A, 1 or Tq, 1 or Tk), True = may attend, or numbers to add
-
-
-def readable(t: Tensor) -> bool:
-    """Whether its numbers can be looked at: not while a graph is made of them, and not where they are many at once."""
-    return not (torch.compiler.is_compiling() or is_functorch_wrapped_tensor(t) or t.is_meta)
 
 
 def self_attention_masks(

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from unrolled.nn._forms import Batch, Form, read
-from unrolled.nn._masks import over_keys, padding, readable
+from unrolled.nn._masks import over_keys, padding
 from unrolled.ops._backend import full_precision
-from unrolled.ragged import Lengths, Ragged, Rows, check_keys
+from unrolled.ragged import Lengths, Ragged, Rows, check_keys, readable
 
 Place = tuple[Tensor, Tensor]  # of each row: its sequence and its step, both (N,)
 

@@ -16,7 +16,7 @@ from unrolled.nn._tokens import Tokens, enter, padded_weights
 from unrolled.ops.attention import attention
 from unrolled.ops.linear import linear
 from unrolled.ops.rotary import rotary
-from unrolled.ragged import Lengths, Rows
+from unrolled.ragged import Lengths, Ragged, Rows
 
 POSITIONS = (None, "rotary", "alibi")
 
@@ -120,7 +120,8 @@ class MultiheadAttention(nn.MultiheadAttention):
                 memory if key is value else enter(value, self.batch_first, self.vdim, key_lengths, key_padding_mask)
             )
             if values is not memory and (values.steps != memory.steps or len(values.values) != len(memory.values)):
-                raise ValueError(f"{len(memory.values)} keys cannot go with {len(values.values)} values")
+                found = f"{len(memory.values)} keys cannot go with {len(values.values)} values"
+                raise ValueError(f"{found}: shapes {_shape(key)} and {_shape(value)}")
             masks = self.masks_over(queries, memory, attn_mask, causal)
             given = self.memory(memory, None if values is memory else values)
             o, weights = self.read(queries, given, masks, self._dropping(queries), need_weights)
@@ -170,7 +171,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         k: Tensor
         v: Tensor | None
         if weight is not None and values is None:
-            k, v = linear(keys.values, _parts(weight, width)[1], None if bias is None else _parts(bias, width)[1]), None
+            k, v = linear(keys.values, _cut(weight, width)[1], None if bias is None else _cut(bias, width)[1]), None
         else:
             _, weight_k, weight_v = self._separate_weights()
             _, bias_k, bias_v = (None,) * 3 if bias is None else bias.chunk(3)
@@ -185,8 +186,8 @@ class MultiheadAttention(nn.MultiheadAttention):
     ) -> tuple[Tensor, Tensor | None]:
         """Attention of the queries `x` to `memory` on rows."""
         width, bias = self.embed_dim, self.in_proj_bias
-        weight = self.q_proj_weight if self.in_proj_weight is None else _parts(self.in_proj_weight, width)[0]
-        q = linear(x.values, weight, None if bias is None else _parts(bias, width)[0])
+        weight = self.q_proj_weight if self.in_proj_weight is None else _cut(self.in_proj_weight, width)[0]
+        q = linear(x.values, weight, None if bias is None else _cut(bias, width)[0])
         if self.positions == "rotary":
             sequence, t = x.place()
             first = memory.rows.length - x.rows.length
@@ -233,7 +234,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         learned = [tuple(biases)] if biases else []
         zeros = k.new_zeros(1, k.shape[1])
         more = learned + ([(zeros, zeros)] if self.add_zero_attn else [])
-        longest = int(rows.length.max()) if steps is None else steps
+        longest = rows.longest if steps is None else steps
         j = torch.arange(longest + len(more), device=k.device)
         row = torch.where(j < rows.length[:, None], rows.start[:, None] + j * rows.step, 0)
         row = torch.where(j < longest, row, k.shape[0] + j - longest).flatten()
@@ -268,7 +269,12 @@ class MultiheadAttention(nn.MultiheadAttention):
         return Dropping(self.dropout, seed, 0, *x.place())
 
 
-def _parts(weight: Tensor, width: int) -> tuple[Tensor, Tensor]:
+def _shape(x: Batch) -> tuple[Any, ...]:
+    data: Any = x.values if isinstance(x, Ragged) else x if isinstance(x, Tensor) else x.data
+    return tuple(data.shape)
+
+
+def _cut(weight: Tensor, width: int) -> tuple[Tensor, Tensor]:
     """What makes the queries, and what makes keys and values; their gradients come together in one."""
     q, kv = torch.split(weight, [width, 2 * width])
     return q, kv
@@ -276,7 +282,7 @@ def _parts(weight: Tensor, width: int) -> tuple[Tensor, Tensor]:
 
 def _causal(queries: Rows, keys: Rows, longest: int, j: Tensor) -> Tensor:
     """(B, 1, Tq, Tk) which keys come no later; those behind the longest sequence belong to no time."""
-    i = torch.arange(int(queries.length.max()) if len(queries.length) else 0, device=j.device)
+    i = torch.arange(queries.longest, device=j.device)
     first = (keys.length - queries.length)[:, None, None, None]
     return (j <= i[:, None] + first) | (j >= longest)
 

@@ -11,7 +11,7 @@ from unrolled.nn._forms import Batch
 from unrolled.nn._masks import Masks
 from unrolled.nn._tokens import Tokens, enter
 from unrolled.nn.attention import Cache, Memory
-from unrolled.ragged import Lengths, Rows
+from unrolled.ragged import Lengths, Rows, integers
 
 _CAUSAL = Masks(True, None)
 
@@ -45,9 +45,15 @@ class State:
         self._key_value = [like.new_zeros(sequences * capacity, 2 * width) for _ in range(layers)]
 
     def enter(
-        self, x: Batch, lengths: Lengths | None, keys: Lengths | None, batch_first: bool
+        self, x: Batch, lengths: Lengths | None, keys: Lengths | None, batch_first: bool, layers: int, memories: int
     ) -> tuple[Tokens, list[Cache], Masks]:
         """The new tokens, where each layer finds what came before them, and what they may attend to."""
+        held = len(self._key_value), len(self.memory)
+        if held != (layers, memories):
+            raise ValueError(
+                f"this model has {layers} layers, {memories} of which read a memory; "
+                f"the state is of one with {held[0]} and {held[1]}"
+            )
         tokens = self._tokens(x, lengths, batch_first)
         self._reserve(tokens)
         sequence, t = tokens.place()
@@ -64,8 +70,13 @@ class State:
         self.lengths = self.lengths + tokens.rows.length
 
     def select(self, sequences: Lengths) -> None:
-        """Go on with these sequences, by their index in the batch, each any number of times: the beams of a search."""
-        index = torch.as_tensor(sequences, dtype=torch.int64, device=self._index.device)
+        """Go on with these sequences, by their index in the batch, each any number of times: the beams of a search.
+
+        Errors: TypeError for anything but whole numbers, a mask too; ValueError for more than one dimension.
+        """
+        index = integers(sequences, "sequences").to(self._index.device)
+        if index.ndim != 1:
+            raise ValueError(f"sequences must be indices in one dimension, found shape {tuple(index.shape)}")
         shape = (len(self._index), self._capacity, 2 * self._width)
         self._key_value = [kv.view(shape)[index].flatten(0, 1) for kv in self._key_value]
         self.lengths = self.lengths[index]
@@ -96,7 +107,7 @@ class State:
 
     def _reserve(self, tokens: Tokens) -> None:
         """Room for what comes: twice as much where it is full."""
-        new = tokens.steps if tokens.steps is not None else int(tokens.rows.length.max())
+        new = tokens.steps if tokens.steps is not None else tokens.rows.longest
         self._longest += new  # never less than the longest sequence
         if self._longest <= self._capacity:
             return

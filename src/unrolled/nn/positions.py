@@ -6,12 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import is_functorch_wrapped_tensor
 
 from unrolled.equations.positions import sinusoidal
 from unrolled.nn._forms import Batch, read
 from unrolled.ops.embedding import embedding
-from unrolled.ragged import Lengths, check_keys
+from unrolled.ragged import Lengths, check_keys, readable
 
 _STANDARD_DEVIATION = 0.02  # of Devlin 2018
 
@@ -70,7 +69,7 @@ class SinusoidalPositions(_Positions):
 
     def _vectors(self, t: Tensor, dtype: torch.dtype) -> Tensor:
         flat = t.flatten()
-        if _readable(flat) and len(flat):  # many tokens stand at few positions
+        if readable(flat) and len(flat):  # many tokens stand at few positions
             low, high = (int(bound) for bound in torch.aminmax(flat))
             if high - low + 1 < len(flat):
                 table = sinusoidal(torch.arange(low, high + 1, device=t.device), self.d_model).to(dtype)
@@ -107,7 +106,7 @@ class LearnedPositions(_Positions):
         nn.init.normal_(self.weight, std=_STANDARD_DEVIATION)
 
     def _vectors(self, t: Tensor, dtype: torch.dtype) -> Tensor:
-        if _readable(t) and t.numel() and int(t.max()) >= self.max_positions:
+        if readable(t) and t.numel() and int(t.max()) >= self.max_positions:
             raise ValueError(
                 f"position {int(t.max())} lies beyond the {self.max_positions} that are learned, from 0 on"
             )
@@ -128,11 +127,6 @@ def _first(start: Lengths | int | None, sequences: int, device: torch.device) ->
     if isinstance(start, Tensor) and start.ndim == 0:
         start = start.expand(sequences)
     first = check_keys(start, sequences, "start").to(device)
-    if _readable(first) and len(first) and int(first.min()) < 0:
+    if readable(first) and len(first) and int(first.min()) < 0:
         raise ValueError(f"start must be at least 0, found {int(first.min())}")
     return first
-
-
-def _readable(t: Tensor) -> bool:
-    """Whether the numbers can be looked at: not while a graph is made of them, and not where they are many at once."""
-    return not (torch.compiler.is_compiling() or is_functorch_wrapped_tensor(t) or t.is_meta)

@@ -99,7 +99,8 @@ class TransformerEncoder(nn.Module):
         all tokens at once, without a gradient. No hook of a layer is called.
         Errors: ValueError for another number of sequences than the state holds.
         """
-        x, caches, masks = state.enter(src, lengths, keys, _first(self).self_attn.batch_first)
+        batch_first = _first(self).self_attn.batch_first
+        x, caches, masks = state.enter(src, lengths, keys, batch_first, len(self.layers), 0)
         for layer, cache in zip(self.layers, caches, strict=True):
             y, _ = cast(TransformerEncoderLayer, layer).run(x, masks, False, cache)
             x = x._replace(values=y)
@@ -192,7 +193,8 @@ class TransformerDecoder(nn.Module):
     @torch.no_grad()
     def step(self, tgt: Batch, state: State, lengths: Lengths | None = None, *, keys: Lengths | None = None) -> Any:
         """The next tokens of each sequence, as in `TransformerEncoder.step`; each sees all of the memory."""
-        x, caches, masks = state.enter(tgt, lengths, keys, _first(self).self_attn.batch_first)
+        count = len(self.layers)
+        x, caches, masks = state.enter(tgt, lengths, keys, _first(self).self_attn.batch_first, count, count)
         for layer, memory, cache in zip(self.layers, state.memory, caches, strict=True):
             y, _ = cast(TransformerDecoderLayer, layer).run(x, memory, masks, state.memory_masks, False, cache)
             x = x._replace(values=y)

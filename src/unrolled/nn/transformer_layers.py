@@ -104,7 +104,6 @@ class TransformerEncoderLayer(Layer):
 class TransformerDecoderLayer(Layer):
     """torch.nn.TransformerDecoderLayer likewise; the options are those of `TransformerEncoderLayer`."""
 
-    multihead_attn: MultiheadAttention
     _parts = (["dropout", "dropout1", "dropout2", "dropout3"], ["self_attn", "multihead_attn"])
 
     def __init__(

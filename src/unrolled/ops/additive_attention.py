@@ -98,7 +98,7 @@ def _forward_kernel(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
     if not on_core(q, k, value, v):
         o, weights, saved = additive_attention_forward(q, k, value, v, queries, keys, mask)
         return o, weights if need_weights else q.new_empty(0), saved.log_sum
-    steps = _longest(queries), _longest(keys)
+    steps = queries.longest, keys.longest
     check_steps(mask, *steps)
     shape = [len(queries.length), *steps] if need_weights else [0]
     o, log_sum, weights = (q.new_empty(s) for s in ([len(q), value.shape[1]], [len(q)], shape))
@@ -107,10 +107,6 @@ def _forward_kernel(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
         *(query_step, key_step, torch.get_num_threads()),
     )
     return o, weights, log_sum
-
-
-def _longest(rows: Rows) -> int:
-    return int(rows.length.max()) if len(rows.length) else 0
 
 
 def _added(mask: Tensor | None, q: Tensor) -> Tensor | None:

@@ -242,7 +242,7 @@ def _forward_kernel(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
     if not on_core(*p.numbers):
         o, weights, saved = _equation(p)
         return o, weights if need_weights else nothing, saved.log_sum
-    longest = [int(n.max()) if len(n) else 0 for n in (p.query_length, p.keys.length)]
+    longest = p.queries.longest, p.keys.longest
     check_steps(p.mask, *longest)
     rows, width = _sizes(p)
     o, log_sum, weights = p.q.new_empty(rows, width), p.q.new_empty(rows, p.heads), nothing

@@ -22,10 +22,11 @@ def residual_norm(
     bias: Tensor | None = None,
     *,
     kind: Kind,
-    epsilon: float,
+    epsilon: float | None,
     dropping: Dropping | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`r = x + m * s` and `y = norm(r)`, for x and s (N, F), gain and bias (F,); m is the mask of `dropping`, else 1.
+    """`r = x + m * s` and `y = norm(r)`, for x and s (N, F), gain and bias (F,); m is the mask of `dropping`, else 1;
+    `epsilon` None: that of the arithmetic's dtype.
 
     The equation is in `equations.residual_norm`. Half precision is computed in float32 and rounded once.
     Errors: ValueError for another kind than "layer" and "rms", a bias with "rms", sizes that do not fit and a
@@ -43,6 +44,7 @@ def residual_norm(
     dropping = None if dropping is None or dropping.p == 0 else dropping
     dtype = _norm.out_dtype(x)
     x, s, gain, bias = _norm.in_float("residual_norm", x, s, gain, bias)
+    epsilon = torch.finfo(x.dtype).eps if epsilon is None else epsilon
     if equations_only():
         r, y, _ = residual_norm_forward(x, s, gain, bias, kind, epsilon, dropping)
     else:

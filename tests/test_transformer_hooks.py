@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
 import unrolled.nn
-from test_transformer import BATCH, WIDTH, build
-from tolerances import same_bits
+from test_transformer import BATCH, NAMES, TIME, WIDTH, build
+from tolerances import TRANSFORMER, close, same_bits
 from unrolled import Ragged
 from unrolled.ops.residual_norm import residual_norm
 
@@ -78,3 +79,85 @@ def test_keys_and_values_of_two_shapes() -> None:
         attention(x, key, key.reshape(2, 6, WIDTH))
     with pytest.raises(ValueError, match=r"shapes \(12, 8\) and \(2, 6, 8\)"):
         attention(x, Ragged.from_padded(key, [4] * 3, True), key.reshape(2, 6, WIDTH))
+
+
+class Nothing(torch.nn.Dropout):
+    """A dropout that is one by name alone."""
+
+    calls = 0
+
+    def forward(self, input: Tensor) -> Tensor:
+        self.calls += 1
+        return torch.zeros_like(input)
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_another_dropout_is_called(name: str, norm_first: bool, backend: str) -> None:
+    layer = build(unrolled.nn, name, norm_first=norm_first, dropout=0.5)
+    peer = build(torch.nn, name, norm_first=norm_first)
+    peer.load_state_dict(layer.state_dict())
+    inputs = [torch.randn(TIME, BATCH, WIDTH, dtype=torch.float64) for _ in range(1 + ("Decoder" in name))]
+    names = [n for n, _ in layer.named_children() if n.startswith("dropout")]
+    for own in names:
+        for module in (layer, peer):
+            setattr(module, own, Nothing())
+            for other in names:
+                if other != own:
+                    setattr(module, other, torch.nn.Identity())
+                (module.self_attn.dropout, getattr(module, "multihead_attn", module.self_attn).dropout) = 0.0, 0.0
+        close(layer(*inputs), peer(*inputs), TRANSFORMER)
+        assert getattr(layer, own).calls == 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_hooks_on_parts_of_a_layer(name: str, backend: str) -> None:
+    layer = build(unrolled.nn, name)
+    inputs = [torch.randn(TIME, BATCH, WIDTH, dtype=torch.float64) for _ in range(1 + ("Decoder" in name))]
+    expected = layer(*inputs)
+    seen: list[str] = []
+    parts = [n for n, m in layer.named_modules() if "dropout" in n or n.endswith("out_proj")]
+    for part in parts:
+        module = layer.get_submodule(part)
+        module.register_forward_hook(lambda *_, part=part: seen.append(part))
+        module.register_full_backward_hook(lambda *_, part=part: seen.append("d" + part))
+    y = layer(*inputs)
+    close(y, expected, TRANSFORMER)
+    y.sum().backward()
+    assert sorted(seen) == sorted([*parts, *("d" + part for part in parts)])
+
+
+def test_hooks_on_the_encoder_and_the_decoder(backend: str) -> None:
+    model = build(unrolled.nn, "Transformer", batch_first=True)
+    src, tgt = (torch.randn(BATCH, TIME, WIDTH, dtype=torch.float64) for _ in range(2))
+    lengths = {"src_lengths": [1, 4, 0], "lengths": [4, 2, 1], "return_attention": True}
+    expected = model(src, tgt, **lengths)
+    seen: list[str] = []
+    for part in ("encoder", "decoder"):
+        getattr(model, part).register_forward_hook(lambda *_, part=part: seen.append(part))
+    for found, reference in zip(model(src, tgt, **lengths), expected, strict=True):
+        for a, b in zip(found, reference, strict=True):
+            same_bits(a, b)
+    assert seen == ["encoder", "decoder"]
+    model.decoder.register_forward_pre_hook(lambda _, args: (args[0] * 0, *args[1:]))
+    close(model(src, tgt), model(src, tgt * 0), TRANSFORMER)
+    model.begin(src)
+    assert seen.count("encoder") == 4
+
+
+@pytest.mark.parametrize("size", [2, 4, 9])
+def test_a_mask_of_another_size_than_the_longest(size: int) -> None:
+    encoder = build(unrolled.nn, "TransformerEncoder")
+    decoder = build(unrolled.nn, "TransformerDecoder")
+    x = Ragged(torch.randn(5, WIDTH, dtype=torch.float64), [0, 2, 5])
+    wrong, right = torch.zeros(size, size), torch.zeros(3, 3)
+    message = rf"shape \(3, 3\) or \(4, 3, 3\), found \({size}, {size}\)"
+    for call in (
+        lambda: encoder(x, wrong),
+        lambda: decoder(x, x, wrong),
+        lambda: decoder(x, x, right, wrong),
+        lambda: encoder.layers[0].self_attn(x, x, x, attn_mask=wrong),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+    close(encoder(x, right).values, encoder(x).values, TRANSFORMER)

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from unrolled.equations.activations import Kind
 from unrolled.equations.dropout import Dropping
 from unrolled.nn._forms import Batch
+from unrolled.nn._hooks import hooked, plain
 from unrolled.nn._masks import Masks, self_attention_masks
 from unrolled.nn._tokens import Tokens, enter
 from unrolled.nn.attention import Cache, Memory, MultiheadAttention
@@ -36,6 +37,7 @@ def gelu_tanh(x: Tensor) -> Tensor:
 
 _FUNCTIONS: dict[str, Activation] = {"relu": F.relu, "gelu": F.gelu, "gelu_tanh": gelu_tanh, "silu": F.silu}
 _KINDS: dict[Any, Kind] = {F.relu: "relu", torch.relu: "relu", F.gelu: "gelu", gelu_tanh: "gelu_tanh", F.silu: "silu"}
+_DROPOUT = (Dropout, nn.Dropout, nn.Identity)
 _LINEAR = (Linear, nn.Linear)
 _LAYER_NORM = (LayerNorm, nn.LayerNorm)
 _RMS_NORM = (RMSNorm, nn.RMSNorm)
@@ -62,22 +64,6 @@ def kind_of(activation: Activation) -> Kind | None:
         return _KINDS.get(activation)
     except TypeError:  # a callable without a hash
         return None
-
-
-def hooked(module: nn.Module) -> bool:
-    """Whether a call of the module does more than the forward of its class."""
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-        or "forward" in vars(module)
-    )
-
-
-def plain(module: nn.Module | None, kinds: tuple[type, ...]) -> bool:
-    """Whether it is one of these, of which a call does what our operators do with its parameters."""
-    return type(module) in kinds and not hooked(module)  # type: ignore[arg-type]
 
 
 class Noise(NamedTuple):
@@ -124,7 +110,9 @@ class Layer(nn.Module):
         """Each sub-layer with its residual connection, dropout (at its site) and norm, before or after."""
         count = len(sub_layers)
         norms = [getattr(self, f"norm{n + 1}") for n in range(count)]
-        dropping = [self._dropping(noise, sites[n], getattr(self, f"dropout{n + 1}")) for n in range(count)]
+        dropouts = [getattr(self, f"dropout{n + 1}") for n in range(count)]
+        dropping = [self._dropping(noise, site, dropout) for site, dropout in zip(sites, dropouts, strict=True)]
+        sub_layers = [_then(*pair) for pair in zip(sub_layers, dropouts, strict=True)]
         if not self.norm_first:
             for n, sub_layer in enumerate(sub_layers):
                 _, x = add_and_norm(x, sub_layer(x), norms[n], dropping[n])
@@ -136,12 +124,14 @@ class Layer(nn.Module):
 
     def _feed_forward(self, x: Tensor, dropping: Dropping | None) -> Tensor:
         one, two, gate, kind = self.linear1, self.linear2, self.gate, kind_of(self.activation)
-        if kind is not None and plain(one, _LINEAR) and plain(two, _LINEAR) and (gate is None or plain(gate, _LINEAR)):
+        linear = all(plain(part, _LINEAR) for part in (one, two, gate) if part is not None)
+        if kind is not None and linear and plain(self.dropout, _DROPOUT):
             weight_gate, bias_gate = (None, None) if gate is None else (gate.weight, gate.bias)
             weights = one.weight, one.bias, two.weight, two.bias
             return feed_forward(x, *weights, kind, weight_gate, bias_gate, dropping)
         act: Activation = self.activation if kind is None else lambda a: activate(a, kind)
         h = act(one(x)) if gate is None else act(gate(x)) * one(x)
+        h = _foreign(h, self.dropout)
         return two(h if dropping is None else drop(h, dropping))  # type: ignore[no-any-return]
 
     def _attend(
@@ -194,17 +184,22 @@ def enter_self(
 ) -> tuple[Tokens, Masks]:
     """The tokens of a batch that reads itself, and what they may attend to."""
     tokens = enter(x, attn.batch_first, attn.embed_dim, lengths, padding_mask).with_keys(keys)
-    sizes = tokens.sequences, attn.num_heads, tokens.steps
+    sizes = tokens.sequences, attn.num_heads, tokens.steps if mask is None else tokens.longest
     return tokens, self_attention_masks(mask, causal, tokens.keep, sizes, tokens.values.dtype)
 
 
 def rate(module: nn.Module) -> float:
-    """The probability with which a module drops. Errors: TypeError for one that is not torch's or our Dropout."""
-    if isinstance(module, nn.Dropout):
-        return module.p if module.training else 0.0
-    if isinstance(module, nn.Identity):
-        return 0.0
-    raise TypeError(f"in the place of a Dropout may stand nn.Dropout or nn.Identity, found {type(module).__name__}")
+    """The probability with which our operators drop in its place: 0 for a module that is to be called."""
+    return module.p if module.training and plain(module, _DROPOUT[:2]) else 0.0  # type: ignore[return-value]
+
+
+def _foreign(x: Tensor, dropout: nn.Module) -> Tensor:
+    """What a dropout makes of rows that is not plainly one: one of another class, or with hooks."""
+    return x if plain(dropout, _DROPOUT) else dropout(x)
+
+
+def _then(sub_layer: SubLayer, dropout: nn.Module) -> SubLayer:
+    return lambda x: _foreign(sub_layer(x), dropout)
 
 
 def drop(x: Tensor, dropping: Dropping) -> Tensor:

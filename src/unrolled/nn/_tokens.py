@@ -33,6 +33,11 @@ class Tokens(NamedTuple):
     def sequences(self) -> int:
         return self.rows.start.shape[0]
 
+    @property
+    def longest(self) -> int | None:
+        """T as far as it is known; None where the lengths cannot be looked at."""
+        return self.rows.longest if self.steps is None and readable(self.rows.length) else self.steps
+
     def back(self, y: Any) -> Tensor:
         """(N, F) out of the form that came in."""
         assert self.again is not None

@@ -11,6 +11,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from unrolled.equations.dropout import Dropping
 from unrolled.equations.positions import alibi_slopes
 from unrolled.nn._forms import Batch
+from unrolled.nn._hooks import plain
 from unrolled.nn._masks import Masks, attention_mask, both, over_keys, padding, self_attention_masks
 from unrolled.nn._tokens import Tokens, enter, padded_weights
 from unrolled.ops.attention import attention
@@ -111,7 +112,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         causal = causal or is_causal
         if itself and key_lengths is None:
             memory, keep = queries, self._keep(key_padding_mask, queries)
-            sizes = queries.sequences, self.num_heads, queries.steps
+            sizes = queries.sequences, self.num_heads, queries.steps if attn_mask is None else queries.longest
             masks = self_attention_masks(attn_mask, causal, keep, sizes, queries.values.dtype)
             o, weights = self.attend(queries, masks, self._dropping(queries), need_weights)
         else:
@@ -139,7 +140,9 @@ class MultiheadAttention(nn.MultiheadAttention):
             raise ValueError(
                 f"{queries.sequences} sequences of queries cannot read {memory.sequences} sequences of keys"
             )
-        sizes = queries.sequences, self.num_heads, queries.steps, memory.steps
+        if attn_mask is None:
+            return Masks(causal, memory.keep)
+        sizes = queries.sequences, self.num_heads, queries.longest, memory.longest
         return Masks(causal, both(attention_mask(attn_mask, sizes, queries.values.dtype), memory.keep))
 
     def attend(
@@ -222,7 +225,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         )
         o, weights = found if need_weights else (found, None)
         out = self.out_proj
-        if type(out) is NonDynamicallyQuantizableLinear and not out._forward_hooks and not out._forward_pre_hooks:
+        if plain(out, (NonDynamicallyQuantizableLinear,)):
             return linear(o, out.weight, out.bias), weights
         return out(o), weights
 

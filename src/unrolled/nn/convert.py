@@ -78,13 +78,9 @@ def _known(module: nn.Module) -> bool:
 
 
 def _fits(module: nn.Module) -> bool:
-    """Whether attention and dropout in it are what our layers expect; a foreign Linear or norm they just call."""
-    for name, child in module.named_children():
-        if name.endswith("attn") and not (type(child) is MultiheadAttention or _known(child)):
-            return False
-        if name.startswith("dropout") and not isinstance(child, nn.Dropout | nn.Identity):
-            return False
-    return True
+    """Whether attention in it is what our layers expect; any other foreign part they just call."""
+    attentions = (child for name, child in module.named_children() if name.endswith("attn"))
+    return all(type(child) is MultiheadAttention or _known(child) for child in attentions)
 
 
 def _like(module: nn.Module) -> nn.Module:

@@ -48,7 +48,7 @@ class CrossEntropyLoss(nn.CrossEntropyLoss):
         if self.reduction == "none":
             return loss.reshape(target.shape)
         reduction = cast(Reduction, self.reduction)
-        return loss.sum() * target_share(loss, flat, self.weight, self.ignore_index, reduction)
+        return loss.sum() * target_share(loss[:, None], flat, self.weight, self.ignore_index, reduction)
 
 
 class LinearCrossEntropyLoss(nn.Module):

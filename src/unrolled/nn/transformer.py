@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from unrolled.nn._forms import Batch
-from unrolled.nn._layer import Activation, enter_self, hooked, normalise
+from unrolled.nn._hooks import hooked
+from unrolled.nn._layer import Activation, enter_self, normalise
 from unrolled.nn._masks import Masks
 from unrolled.nn._tokens import Tokens, enter, padded_weights
 from unrolled.nn.decoding import State
@@ -169,6 +170,7 @@ class TransformerDecoder(nn.Module):
             weights.append(own)
         return _normalised(x.values, self.norm), weights
 
+    @torch.no_grad()
     def begin(
         self,
         memory: Batch,
@@ -180,15 +182,9 @@ class TransformerDecoder(nn.Module):
         """A state for `step`, with each layer's keys and values of the memory. It grows beyond `capacity` by itself."""
         first = _first(self).multihead_attn
         m = enter(memory, first.batch_first, first.kdim, memory_lengths, memory_key_padding_mask)
-        return self.begin_on(m, capacity)
-
-    @torch.no_grad()
-    def begin_on(self, memory: Tokens, capacity: int) -> State:
-        """On rows."""
         like, width = _first(self).self_attn.in_proj_weight, _first(self).self_attn.embed_dim
-        read = [cast(TransformerDecoderLayer, layer).multihead_attn.memory(memory) for layer in self.layers]
-        masks = Masks(False, memory.keep)
-        return State(memory.sequences, len(read), like, width, capacity, read, masks)
+        read = [cast(TransformerDecoderLayer, layer).multihead_attn.memory(m) for layer in self.layers]
+        return State(m.sequences, len(read), like, width, capacity, read, Masks(False, m.keep))
 
     @torch.no_grad()
     def step(self, tgt: Batch, state: State, lengths: Lengths | None = None, *, keys: Lengths | None = None) -> Any:
@@ -292,30 +288,24 @@ class Transformer(nn.Module):
         a padded src. `causal` and `tgt_is_causal` mean the same.
         Errors: as there.
         """
-        tgt_is_causal = causal or bool(tgt_is_causal)
-        if not (type(self.encoder) is TransformerEncoder and type(self.decoder) is TransformerDecoder):
+        more: dict[str, Any] = {"keys": keys, "return_attention": return_attention}
+        own, over = {"lengths": src_lengths, **more}, {"lengths": lengths, **more}
+        ours = type(self.encoder) is TransformerEncoder and type(self.decoder) is TransformerDecoder
+        if not ours:
             if src_lengths is not None or lengths is not None or keys is not None or return_attention:
                 raise ValueError(
                     "src_lengths, lengths, keys and return_attention want an encoder and a decoder of ours"
                 )
-            memory = self.encoder(src, src_mask, src_key_padding_mask, src_is_causal)
-            masks = tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask
-            return self.decoder(tgt, memory, *masks, tgt_is_causal, memory_is_causal)
-        attn = _first(self.encoder).self_attn
-        x, src_masks = enter_self(attn, src, src_mask, src_key_padding_mask, bool(src_is_causal), src_lengths, keys)
-        own, over = _first(self.decoder).self_attn, _first(self.decoder).multihead_attn
-        y, masks_ = enter_self(own, tgt, tgt_mask, tgt_key_padding_mask, tgt_is_causal, lengths, keys)
-        encoded, weights = self.encoder.run(x, src_masks, return_attention)
-        m = x._replace(values=encoded)
-        if memory_key_padding_mask is not None:
-            m = enter(x.restore(encoded), over.batch_first, over.kdim, None, memory_key_padding_mask)
-        over_memory = over.masks_over(y, m, memory_mask, memory_is_causal)
-        decoded, pairs = self.decoder.run(y, m, masks_, over_memory, return_attention)
-        if not return_attention:
-            return y.restore(decoded)
-        both = [(padded_weights(w, y, y), padded_weights(v, y, m)) for w, v in pairs]
-        return y.restore(decoded), tuple(padded_weights(w, x, x) for w in weights), *zip(*both, strict=True)
+            own, over = {}, {}
+        elif memory_key_padding_mask is None:
+            memory_key_padding_mask, over["memory_lengths"] = src_key_padding_mask, src_lengths
+        found = self.encoder(src, src_mask, src_key_padding_mask, src_is_causal, **own)
+        memory, *weights = found if return_attention else (found,)
+        masks = tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask
+        found = self.decoder(tgt, memory, *masks, causal or bool(tgt_is_causal), memory_is_causal, **over)
+        return (found[0], *weights, *found[1:]) if return_attention else found
 
+    @torch.no_grad()
     def begin(
         self,
         src: Batch,
@@ -327,12 +317,9 @@ class Transformer(nn.Module):
         capacity: int = 64,
     ) -> State:
         """A state for `step`: the source, read by the encoder, and no token of the target yet."""
-        attn = _first(self.encoder).self_attn
-        with torch.no_grad():
-            x, masks = enter_self(attn, src, src_mask, src_key_padding_mask, bool(src_is_causal), src_lengths, None)
-            encoded, _ = self.encoder.run(x, masks)
-        state: State = self.decoder.begin_on(x._replace(values=encoded), capacity)
-        return state
+        memory = self.encoder(src, src_mask, src_key_padding_mask, src_is_causal, lengths=src_lengths)
+        options: Any = {"memory_lengths": src_lengths, "capacity": capacity}
+        return self.decoder.begin(memory, src_key_padding_mask, **options)  # type: ignore[no-any-return]
 
     def step(self, tgt: Batch, state: State, lengths: Lengths | None = None, *, keys: Lengths | None = None) -> Any:
         """The next tokens of each target, as in `TransformerDecoder.step`."""

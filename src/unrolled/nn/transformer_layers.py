@@ -28,7 +28,8 @@ class TransformerEncoderLayer(Layer):
 
     Source: `equations.attention`, `equations.residual_norm`, `equations.feed_forward`. half and bfloat16 are computed
     as such; under autocast the arithmetic is float32. Training, evaluation and no_grad do the same arithmetic.
-    A Linear or a norm that stands in the place of these, or has hooks, is called with the rows of the tokens, (N, D).
+    A Linear, a norm or a dropout of another class than torch's or ours, or with hooks, is called with the rows of the
+    tokens, (N, D).
     Errors: ValueError for an argument outside what is said here.
     """
 

@@ -371,4 +371,7 @@ def test_convert_leaves_what_is_not_plainly_torchs(backend: str) -> None:
     assert unrolled.nn.convert(foreign) is foreign
     foreign = layer(nn.TransformerEncoderLayer)
     foreign.dropout1 = nn.Softmax(-1)
-    assert unrolled.nn.convert(foreign) is foreign
+    expected = foreign(x)
+    converted = unrolled.nn.convert(foreign)
+    assert type(converted) is unrolled.nn.TransformerEncoderLayer
+    close(converted(x), expected, TRANSFORMER)

@@ -117,8 +117,6 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         },
         "attention_backward, shift ds * distance(queries, keys).abs() in return AttentionGrads(dq=_joined(dq, queries, "
         "len(q)), dk=_joined(dk, keys, len(k)), dv=_j ...": "a sum does not depend on the order of its terms",
-        "distance, shift rows.length in i, j = (torch.arange(int(rows.length.max()) if len(first) else 0, "
-        "device=first.device) for ...": "a largest number does not depend on the order",
     },
     "multiplicative_attention": {},
 }

@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from unrolled.equations.linear_cross_entropy import Reduction, target_share
+from unrolled.equations.linear_cross_entropy import Reduction
 from unrolled.nn._initial import check_sizes
 from unrolled.ops.cross_entropy import cross_entropy
 from unrolled.ops.linear import linear
@@ -47,8 +47,14 @@ class CrossEntropyLoss(nn.CrossEntropyLoss):
         loss = cross_entropy(logits.reshape(-1, classes), flat, self.weight, self.ignore_index, self.label_smoothing)
         if self.reduction == "none":
             return loss.reshape(target.shape)
-        reduction = cast(Reduction, self.reduction)
-        return loss.sum() * target_share(loss[:, None], flat, self.weight, self.ignore_index, reduction)
+        if self.reduction == "sum":
+            return loss.sum()
+        counted = flat != self.ignore_index
+        weights = counted.to(loss.dtype)
+        if self.weight is not None:
+            weights = torch.where(counted, self.weight[torch.where(counted, flat, 0)], 0)
+        total = weights.sum()
+        return loss.sum() / torch.where(total == 0, 1, total)
 
 
 class LinearCrossEntropyLoss(nn.Module):

@@ -11,35 +11,6 @@ namespace {
 constexpr int64_t kFew = 4;               // queries of a sequence, at most, for which nothing is packed
 constexpr int64_t kChunk = 16 * kQueries;  // queries that share a packing of the keys in the forward
 
-// f(worker, i) for every i in [0, n), the first ones first.
-template <class Call>
-void for_pieces(int workers, int64_t n, Call&& f) {
-  int64_t next = 0;
-  parallel_for(workers, workers, [&](int64_t worker) {
-    for (int64_t i; (i = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < n;) f(worker, i);
-  });
-}
-
-// The largest sizes of a call.
-struct Extent {
-  int64_t Tq = 0, Tk = 0;
-  double work = 0;  // scores of one head of every sequence
-  template <class T>
-  explicit Extent(const AttentionInputs<T>& in) {
-    for (int64_t b = 0; b < in.sizes.B; ++b) {
-      Tq = larger(Tq, in.queries.length[b]), Tk = larger(Tk, in.keys.length[b]);
-      work += scores(in, b, 0, in.queries.length[b], 0, in.keys.length[b]);
-    }
-  }
-  // About how many scores there are for these queries and keys.
-  template <class T>
-  static double scores(const AttentionInputs<T>& in, int64_t b, int64_t i0, int64_t i1, int64_t j0, int64_t j1) {
-    const Head<T> head(in, b, 0);
-    const auto seen = [&](int64_t i) { return static_cast<double>(larger(0, smaller(head.visible(i), j1) - j0)); };
-    return i1 > i0 ? static_cast<double>(i1 - i0) * (seen(i0) + seen(i1 - 1) + 4 * seen((i0 + i1) / 2)) / 6 + 1 : 1;
-  }
-};
-
 // ---- forward
 
 template <class T>
@@ -167,7 +138,7 @@ void forward_piece(const AttentionForward<T>& p, const Head<T>& head, int64_t fi
   }
   for (int64_t i = 0; i < count; ++i) {
     const int64_t at = head.query_row(first + i);
-    const T total = w.total[i], share = total == 0 ? 0 : head.kept_scale / total;
+    const T total = w.total[i], share = total == 0 ? 0 : head.keeping.factor / total;
     T* const o = p.o + (at * z.A + head.a) * z.G;
     for (int64_t c = 0; c < z.G; c += Simd<T>::width) store(o + c, load(w.sum + i * w.ld_g + c) * share, z.G - c);
     p.log_sum[at * z.A + head.a] = total == 0 ? 0 : w.highest[i] / kUnit<T> + logarithm(total);  // (2)
@@ -196,7 +167,7 @@ void weights_of(const AttentionForward<T>& p, const Head<T>& head, int64_t first
         T factor = head.factor;
         if (head.biased) head.bias(s, i0 + i, k0, m), factor = 1;
         const T base = kUnit<T> * p.log_sum[head.query_row(i0 + i) * z.A + head.a];
-        for (int64_t j = 0; j < m; j += Simd<T>::width) store(s + j, power(load(s + j) * factor - base) * head.kept_scale);
+        for (int64_t j = 0; j < m; j += Simd<T>::width) store(s + j, power(load(s + j) * factor - base) * head.keeping.factor);
         if (p.in.dropping.p > 0) head.drop(s, i0 + i, k0, m);
         for (int64_t j = 0; j < m; ++j) out[j] = s[j];
       }
@@ -226,7 +197,7 @@ void attention_forward(const AttentionForward<T>& p) {
   const int workers = static_cast<int>(smaller(useful_threads(z.threads, operations), n));
   const int64_t share = ForwardScratch<T>(z, extent, Carver<T>{nullptr}).end - static_cast<T*>(nullptr);
   const Scratch scratch(static_cast<size_t>(share * workers) * sizeof(T));
-  for_pieces(workers, n, [&](int64_t worker, int64_t i) {
+  share_out(workers, n, [&](int64_t worker, int64_t i) {
     const Piece& piece = pieces[i];
     const ForwardScratch<T> own(z, extent, Carver<T>{reinterpret_cast<T*>(scratch.data()) + worker * share});
     const Head<T> head(p.in, piece.sequence, piece.head);
@@ -270,7 +241,7 @@ void harden(const Head<T>& head, T* s, T* ds, int64_t i, int64_t k0, int64_t n, 
     for (int64_t j = 0; j < n; j += W) {
       const Vec<T> p = power(load(s + j) * factor - base);  // (3)
       store(s + j, p);
-      store(ds + j, p * (load(ds + j) * head.kept_scale - common));  // (4), (3), (2)
+      store(ds + j, p * (load(ds + j) * head.keeping.factor - common));  // (4), (3), (2)
     }
     head.drop(s, i, k0, n);  // (4)
     return;
@@ -349,7 +320,7 @@ void backward_piece(const AttentionBackward<T>& p, const Head<T>& head, int64_t 
       T* const dv = p.dv + head.key_row(k0 + j) * z.v + head.a * z.G;
       for (int64_t c = 0; c < z.F; c += Simd<T>::width) store(dk + c, factor * load(w.dkeys + j * w.ld_f + c), z.F - c);
       for (int64_t c = 0; c < z.G; c += Simd<T>::width)
-        store(dv + c, head.kept_scale * load(w.dvalues + j * w.ld_g + c), z.G - c);
+        store(dv + c, head.keeping.factor * load(w.dvalues + j * w.ld_g + c), z.G - c);
     }
   }
 }
@@ -388,7 +359,7 @@ void attention_backward(const AttentionBackward<T>& p) {
   const int workers = static_cast<int>(smaller(threads, n));
   const int64_t share = BackwardScratch<T>(z, extent, Carver<T>{nullptr}).end - static_cast<T*>(nullptr);
   const Scratch scratch(static_cast<size_t>(share * workers) * sizeof(T));
-  for_pieces(workers, n, [&](int64_t worker, int64_t i) {
+  share_out(workers, n, [&](int64_t worker, int64_t i) {
     const Piece& piece = pieces[i];
     const BackwardScratch<T> own(z, extent, Carver<T>{reinterpret_cast<T*>(scratch.data()) + worker * share});
     const Head<T> head(p.in, piece.sequence, piece.head);

@@ -8,14 +8,11 @@ namespace UNROLLED_TARGET {
 
 template <class T>
 void dropout_forward(const DropoutSizes& z, const T* x, const int64_t* key, const int64_t* t, T* y) {
-  const uint64_t threshold = threshold_of(z.p);
-  const bool none = threshold >> 32;  // no 32-bit number reaches it
-  const auto limit = static_cast<uint32_t>(none ? 0 : threshold);
-  const T scale = static_cast<T>(none ? 0 : 1 / (1 - z.p));
+  const Keeping<T> keeping(z.p);
   const int64_t parts = useful_threads(z.threads, 30.0 * static_cast<double>(z.N * z.F));
   parallel_for(z.threads, parts, [&](int64_t part) {
-    const uint32_t least = limit;  // of this thread's own: no store can change it, so the loop becomes vectors
-    const T factor = scale;
+    const uint32_t least = keeping.least;  // of this thread's own: no store can change it, so the loop becomes vectors
+    const T factor = keeping.factor;
     for (int64_t n = part * z.N / parts; n < (part + 1) * z.N / parts; ++n)
       random_units(z.F, t[n], key[n], z.layer, z.seed, [&](int64_t first, int64_t count, const uint32_t* word) {
         const T* const from = x + n * z.F + first;

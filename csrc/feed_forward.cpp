@@ -38,25 +38,24 @@ void for_units(int64_t units, F&& f) {
 template <class T>
 class Mask {
  public:
-  explicit Mask(const Dropping& d) : d_(d), threshold_(threshold_of(d.p)) {}
+  explicit Mask(const Dropping& d) : d_(d), keeping_(d.p) {}
   // Null where nothing is dropped.
   const T* row(int64_t row, int64_t first, int64_t units) {
     if (d_.p == 0) return nullptr;
-    const bool none = threshold_ >> 32;  // no 32-bit number reaches it
-    const auto limit = static_cast<uint32_t>(threshold_);
-    const T scale = static_cast<T>(none ? 0 : 1 / (1 - d_.p));
+    const uint32_t least = keeping_.least;
+    const T factor = keeping_.factor;
     uint32_t word[4 * kLanes];
     for (int64_t u = 0; u < units; u += 4 * kLanes) {
       philox(static_cast<uint32_t>((first + u) / 4), static_cast<uint32_t>(d_.t[row]), static_cast<uint32_t>(d_.key[row]),
              static_cast<uint32_t>(d_.layer), static_cast<uint64_t>(d_.seed), word);
-      for (int64_t i = 0; i < 4 * kLanes; ++i) mask_[u + i] = word[i] >= limit ? scale : 0;
+      for (int64_t i = 0; i < 4 * kLanes; ++i) mask_[u + i] = word[i] >= least ? factor : 0;
     }
     return mask_;
   }
 
  private:
   const Dropping& d_;
-  uint64_t threshold_;
+  Keeping<T> keeping_;
   T mask_[kUnits];
 };
 

@@ -52,15 +52,12 @@ inline Sums sums(int64_t F, Term&& term) {
 template <class T>
 struct Mask {
   const Dropping& dropping;
-  const uint64_t threshold = threshold_of(dropping.p);
-  const bool none = threshold >> 32;  // no 32-bit number reaches it
-  const uint32_t limit = static_cast<uint32_t>(none ? 0 : threshold);
-  const T kept = static_cast<T>(none ? 0 : 1 / (1 - dropping.p));
+  const Keeping<T> keeping{dropping.p};
 
   template <class Body>
   inline void row(int64_t n, int64_t F, Body&& f) const {
-    const uint32_t least = limit;  // of this call's own: no store can change it, so the loop becomes vectors
-    const T factor = kept;
+    const uint32_t least = keeping.least;  // of this call's own: no store can change it, so the loop becomes vectors
+    const T factor = keeping.factor;
     random_units(F, dropping.t[n], dropping.key[n], dropping.layer, dropping.seed,
                  [&](int64_t first, int64_t count, const uint32_t* word) {
                    f(first, count, [=](int64_t i) { return word[i] >= least ? factor : 0; });

@@ -75,5 +75,18 @@ inline void random_units(int64_t units, int64_t t, int64_t key, int64_t layer, i
 // A number below it has probability p; above 32 bits all are.
 inline uint64_t threshold_of(double p) { return static_cast<uint64_t>(__builtin_nearbyint(p * 4294967296.0)); }
 
+// What a dropout of probability p keeps: the units whose number is at least `least`, multiplied by `factor`.
+template <class T>
+struct Keeping {
+  uint32_t least;
+  T factor;
+  explicit Keeping(double p) {
+    const uint64_t threshold = threshold_of(p);
+    const bool none = threshold >> 32;  // no 32-bit number reaches it
+    least = static_cast<uint32_t>(none ? 0 : threshold);
+    factor = static_cast<T>(none ? 0 : 1 / (1 - p));
+  }
+};
+
 }  // namespace UNROLLED_TARGET
 }  // namespace unrolled

@@ -16,15 +16,6 @@ constexpr int64_t kDepth = 512;    // terms of a sum between two stores: a panel
 constexpr int64_t kTokens = 512;   // the same of a sum over tokens
 constexpr int64_t kTaskRows = 96;  // rows of a task, about
 
-// f(worker, task) for every task, on at most `threads` workers, each with scratch of its own.
-template <class F>
-void share_out(int threads, int64_t tasks, F&& f) {
-  int64_t next = 0;
-  parallel_for(threads, threads, [&](int64_t worker) {
-    for (int64_t i; (i = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < tasks;) f(worker, i);
-  });
-}
-
 // Into how many equal parts n rows are cut, so that every thread gets as many.
 inline int64_t row_tasks(int64_t n, int threads) {
   const int64_t rounds = ceil_div(n, kTaskRows * threads);
@@ -77,27 +68,6 @@ void tile_outer(const T* a, int64_t lda, const T* panel, int64_t tokens, bool ad
     store(out + r * ld + v * W, sum[r][v], v + 1 < NV ? W : columns - v * W);
 }
 
-template <class T, int N>
-struct Lanes {
-  typedef T V __attribute__((vector_size(N * sizeof(T))));
-};
-
-// The sum of N numbers in memory, by halves.
-template <class T, int N>
-inline T sum_lanes(const T* lane) {
-  if constexpr (N == 2) {
-    return lane[0] + lane[1];
-  } else {
-    typename Lanes<T, N / 2>::V low, high;
-    memcpy(&low, lane, sizeof low);
-    memcpy(&high, lane + N / 2, sizeof high);
-    low += high;
-    T half[N / 2];
-    memcpy(half, &low, sizeof low);
-    return sum_lanes<T, N / 2>(half);
-  }
-}
-
 // out[r][o] = bias[o] (0 without one) + a[r][0..K) times b[o][0..K): MR rows of a and NO of b, neither of them packed.
 template <class T, int MR, int NO>
 void tile_dot(const T* a, int64_t lda, const T* b, int64_t K, const T* bias, T* out, int64_t ld) {
@@ -117,7 +87,7 @@ void tile_dot(const T* a, int64_t lda, const T* b, int64_t K, const T* bias, T* 
   UNROLL for (int r = 0; r < MR; ++r) UNROLL for (int o = 0; o < NO; ++o) store(lanes[r][o], sum[r][o]);
   for (int r = 0; r < MR; ++r)
     for (int o = 0; o < NO; ++o) {
-      T y = sum_lanes<T, W>(lanes[r][o]) + (bias ? bias[o] : 0);
+      T y = total<T>(load(lanes[r][o])) + (bias ? bias[o] : 0);
       for (int64_t k = whole; k < K; ++k) y += a[r * lda + k] * b[o * K + k];
       out[r * ld + o] = y;
     }

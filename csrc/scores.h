@@ -40,18 +40,18 @@ inline double power_of(double x) { return __builtin_exp(x); }
 inline float logarithm(float x) { return __builtin_logf(x); }
 inline double logarithm(double x) { return __builtin_log(x); }
 
-// p where the 32-bit number of its place is at least the limit, else 0.
-inline F kept(F p, const uint32_t* word, uint32_t limit) {
+// p where the 32-bit number of its place is at least `least`, else 0.
+inline F kept(F p, const uint32_t* word, uint32_t least) {
   typedef uint32_t Words __attribute__((vector_size(UNROLLED_BYTES)));
   Words w;
   memcpy(&w, word, sizeof w);
-  return (F)((I32)p & (I32)(w >= limit));
+  return (F)((I32)p & (I32)(w >= least));
 }
-inline D kept(D p, const uint32_t* word, uint32_t limit) {
+inline D kept(D p, const uint32_t* word, uint32_t least) {
   typedef int64_t I64 __attribute__((vector_size(UNROLLED_BYTES)));
   U32 w;
   memcpy(&w, word, sizeof w);
-  return (D)((I64)p & __builtin_convertvector(w >= limit, I64));
+  return (D)((I64)p & __builtin_convertvector(w >= least, I64));
 }
 
 // One head of one sequence.
@@ -61,18 +61,13 @@ struct Head {
   int64_t b, a, Tq, Tk;
   T factor;         // of the products, before power()
   bool biased;      // by a mask or by slopes, or multiplied so that the largest product is not the largest score
-  uint32_t limit;   // below it a 32-bit number drops
-  T kept_scale;     // of what is not dropped
+  Keeping<T> keeping;
 
   Head(const AttentionInputs<T>& inputs, int64_t sequence, int64_t head)
       : in(inputs), b(sequence), a(head), Tq(inputs.queries.length[sequence]), Tk(inputs.keys.length[sequence]),
         factor(static_cast<T>(inputs.sizes.scale) * kUnit<T>),
-        biased(inputs.mask.seen || inputs.mask.added || inputs.slopes || !(factor > 0)) {
-    const uint64_t threshold = threshold_of(inputs.dropping.p);
-    const bool none = threshold >> 32;  // no 32-bit number reaches it
-    limit = static_cast<uint32_t>(none ? 0 : threshold);
-    kept_scale = static_cast<T>(none ? 0 : 1 / (1 - inputs.dropping.p));
-  }
+        biased(inputs.mask.seen || inputs.mask.added || inputs.slopes || !(factor > 0)),
+        keeping(inputs.dropping.p) {}
 
   int64_t query_row(int64_t i) const { return in.queries.start[b] + i * in.queries.step; }
   int64_t key_row(int64_t j) const { return in.keys.start[b] + j * in.keys.step; }
@@ -109,8 +104,29 @@ struct Head {
     for (int64_t j = 0; j < n; j += 4 * kLanes) {
       philox(static_cast<uint32_t>((k0 + j) / 4), static_cast<uint32_t>(d.t[row]), static_cast<uint32_t>(d.key[row]),
              static_cast<uint32_t>(d.layer + a), static_cast<uint64_t>(d.seed), word);
-      for (int64_t l = j; l < n && l < j + 4 * kLanes; l += Simd<T>::width) store(p + l, kept(load(p + l), word + (l - j), limit));
+      for (int64_t l = j; l < n && l < j + 4 * kLanes; l += Simd<T>::width)
+        store(p + l, kept(load(p + l), word + (l - j), keeping.least));
     }
+  }
+};
+
+// The largest sizes of a call.
+struct Extent {
+  int64_t Tq = 0, Tk = 0;
+  double work = 0;  // scores of one head of every sequence
+  template <class T>
+  explicit Extent(const AttentionInputs<T>& in) {
+    for (int64_t b = 0; b < in.sizes.B; ++b) {
+      Tq = larger(Tq, in.queries.length[b]), Tk = larger(Tk, in.keys.length[b]);
+      work += scores(in, b, 0, in.queries.length[b], 0, in.keys.length[b]);
+    }
+  }
+  // About how many scores there are for these queries and keys.
+  template <class T>
+  static double scores(const AttentionInputs<T>& in, int64_t b, int64_t i0, int64_t i1, int64_t j0, int64_t j1) {
+    const Head<T> head(in, b, 0);
+    const auto seen = [&](int64_t i) { return static_cast<double>(larger(0, smaller(head.visible(i), j1) - j0)); };
+    return i1 > i0 ? static_cast<double>(i1 - i0) * (seen(i0) + seen(i1 - 1) + 4 * seen((i0 + i1) / 2)) / 6 + 1 : 1;
   }
 };
 

@@ -17,6 +17,15 @@ void parallel_for(int threads, int64_t n, F&& f) {
       const_cast<void*>(static_cast<const void*>(&f)));
 }
 
+// f(worker, task) for every task, the first ones first, on at most `threads` workers, each with scratch of its own.
+template <class F>
+void share_out(int threads, int64_t tasks, F&& f) {
+  int64_t next = 0;
+  parallel_for(threads, threads, [&](int64_t worker) {
+    for (int64_t i; (i = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < tasks;) f(worker, i);
+  });
+}
+
 // How many threads are worth it for `operations` multiply-adds: a region costs a few microseconds.
 int useful_threads(int threads, double operations);
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ LAYERS = {"rnn": RNN, "lstm": LSTM, "gru": GRU}
 READINGS = ("last", "mean", "max", "attention", "each")
 
 
-class Classifier(nn.Module):
+class Classifier(nn.Module, ABC):
     """What they share: embedding (tokens) or projection (numbers), whatever reads it, dropout, linear layer.
 
     Exactly one of `vocabulary_size` and `num_channels` says what comes in. A subclass adds the layers, then `linear`.
@@ -61,9 +62,9 @@ class Classifier(nn.Module):
         logits: Tensor = self.linear(self.dropout(self.read(self.embedding(inputs))))
         return logits
 
+    @abstractmethod
     def read(self, embedded: Ragged) -> Tensor:
         """What the linear layer sees of a batch: (B, D), with reading "each" (N, D)."""
-        raise NotImplementedError
 
 
 class SequenceClassifier(Classifier):

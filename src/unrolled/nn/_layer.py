@@ -15,7 +15,7 @@ from unrolled.nn._forms import Batch
 from unrolled.nn._hooks import hooked, plain
 from unrolled.nn._masks import Masks, self_attention_masks
 from unrolled.nn._tokens import Tokens, enter
-from unrolled.nn.attention import Cache, Memory, MultiheadAttention
+from unrolled.nn.attention import Cache, MultiheadAttention
 from unrolled.nn.basic import Dropout, Linear
 from unrolled.nn.norms import LayerNorm, RMSNorm
 from unrolled.ops.activation import activation as activate
@@ -85,7 +85,6 @@ class Layer(nn.Module):
     linear1: Linear
     linear2: Linear
     gate: Linear | None
-    multihead_attn: MultiheadAttention
     dropout: Dropout
     activation: Activation
     norm_first: bool
@@ -143,18 +142,6 @@ class Layer(nn.Module):
             o, weights = attn(*(whole, whole, whole), None, need_weights, masks, False, lengths=x.lengths, keys=x.keys)
             return x.back(o), weights
         return attn.attend(x, masks, self._weights_dropping(noise, 0, attn), need_weights, cache)
-
-    def _read(
-        self, x: Tokens, memory: Tokens | Memory, masks: Masks, noise: Noise | None, need_weights: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        attn = self.multihead_attn
-        if isinstance(memory, Tokens) and (type(attn) is not MultiheadAttention or hooked(attn)):
-            whole = memory.restore(memory.values)
-            more: Any = {"lengths": x.lengths, "key_lengths": memory.lengths, "keys": x.keys}
-            o, weights = attn(x.restore(x.values), whole, whole, None, need_weights, masks, False, **more)
-            return x.back(o), weights
-        given = attn.memory(memory) if isinstance(memory, Tokens) else memory
-        return attn.read(x, given, masks, self._weights_dropping(noise, attn.num_heads + 1, attn), need_weights)
 
     def _noise(self, tokens: Tokens) -> Noise | None:
         """None where nothing is dropped: then nothing is drawn."""

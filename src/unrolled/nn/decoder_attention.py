@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from unrolled.ragged import Lengths
 FORMS = ("dot", "general")
 
 
-class _DecoderAttention(nn.Module):
+class _DecoderAttention(nn.Module, ABC):
     def __init__(self, query_size: int, memory_size: int, batch_first: bool) -> None:
         super().__init__()
         check_sizes(0, query_size=query_size, memory_size=memory_size)
@@ -52,9 +53,9 @@ class _DecoderAttention(nn.Module):
             return queries.restore(o)
         return queries.restore(o), padded_weights(weights, queries, keys).squeeze(-3)
 
+    @abstractmethod
     def _read(self, queries: Tokens, keys: Tokens, need_weights: bool) -> tuple[Tensor, Tensor | None]:
         """Of rows: o (N, memory_size) and the weights (B, 1, T, S), or None."""
-        raise NotImplementedError
 
 
 class AdditiveAttention(_DecoderAttention):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from unrolled.ragged import Lengths, check_keys, readable
 _STANDARD_DEVIATION = 0.02  # of Devlin 2018
 
 
-class _Positions(nn.Module):
+class _Positions(nn.Module, ABC):
     def __init__(self, d_model: int, batch_first: bool) -> None:
         super().__init__()
         if d_model < 1:
@@ -56,9 +57,9 @@ class _Positions(nn.Module):
         if width != self.d_model:
             raise ValueError(f"these positions have {self.d_model} features, the input has {width}")
 
+    @abstractmethod
     def _vectors(self, t: Tensor, dtype: torch.dtype) -> Tensor:
         """(..., D) for positions of any shape."""
-        raise NotImplementedError
 
 
 class SinusoidalPositions(_Positions):

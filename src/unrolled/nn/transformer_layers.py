@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from unrolled.nn._forms import Batch
-from unrolled.nn._layer import Activation, Layer, activation_function, enter_self
+from unrolled.nn._hooks import hooked
+from unrolled.nn._layer import Activation, Layer, Noise, activation_function, enter_self
 from unrolled.nn._masks import Masks
 from unrolled.nn._tokens import Tokens, enter, padded_weights
 from unrolled.nn.attention import Cache, Memory, MultiheadAttention
@@ -193,3 +194,15 @@ class TransformerDecoderLayer(Layer):
         sites = [heads, 2 * heads + 1, 2 * heads + 3]
         y = self._around(x.values, [attend, read, feed_forward], noise, sites)
         return y, weights
+
+    def _read(
+        self, x: Tokens, memory: Tokens | Memory, masks: Masks, noise: Noise | None, need_weights: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        attn = self.multihead_attn
+        if isinstance(memory, Tokens) and (type(attn) is not MultiheadAttention or hooked(attn)):
+            whole = memory.restore(memory.values)
+            more: Any = {"lengths": x.lengths, "key_lengths": memory.lengths, "keys": x.keys}
+            o, weights = attn(x.restore(x.values), whole, whole, None, need_weights, masks, False, **more)
+            return x.back(o), weights
+        given = attn.memory(memory) if isinstance(memory, Tokens) else memory
+        return attn.read(x, given, masks, self._weights_dropping(noise, attn.num_heads + 1, attn), need_weights)

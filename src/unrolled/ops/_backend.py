@@ -104,6 +104,11 @@ def check_dropping(dropping: Dropping, rows: int) -> None:
             raise ValueError(f"dropout: {name} of {rows} rows must be {shape}, found {tuple(x.shape)}")
 
 
+def dropping_of(p: float, seed: Tensor | None, layer: int, key: Tensor | None, t: Tensor | None) -> Dropping | None:
+    """What a kernel was given in its parts."""
+    return None if seed is None or key is None or t is None else Dropping(p, seed, layer, key, t)
+
+
 def forward_mode() -> bool:
     """Whether derivatives travel forwards; only a Function refuses that, a plain kernel would lose them in silence."""
     return torch.autograd.forward_ad._current_level >= 0

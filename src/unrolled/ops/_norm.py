@@ -7,11 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unrolled.equations.dropout import Dropping
 from unrolled.equations.layer_norm import LayerNormSaved, layer_norm_forward
 from unrolled.equations.residual_norm import ResidualNormSaved, residual_norm_backward, residual_norm_forward
 from unrolled.equations.rms_norm import RMSNormSaved, rms_norm_forward
-from unrolled.ops._backend import arrays, core, full_precision, on_core, one_kind
+from unrolled.ops._backend import arrays, core, dropping_of, full_precision, on_core, one_kind
 from unrolled.ops._register import register
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -33,10 +32,6 @@ def check_row(name: str, width: int, **rows: Tensor | None) -> None:
     for part, value in rows.items():
         if value is not None and value.shape != (width,):
             raise ValueError(f"{name}: {part} must be ({width},) for rows of {width}, found {tuple(value.shape)}")
-
-
-def _dropping(seed: Tensor | None, key: Tensor | None, t: Tensor | None, layer: int, p: float) -> Dropping | None:
-    return None if seed is None or key is None or t is None else Dropping(p, seed, layer, key, t)
 
 
 def _forward_kernel(
@@ -61,7 +56,7 @@ def _forward_kernel(
     norm: LayerNormSaved | RMSNormSaved
     r = x
     if s is not None:
-        dropping, kind = _dropping(seed, key, t, layer, p), "layer" if centred else "rms"
+        dropping, kind = dropping_of(p, seed, layer, key, t), "layer" if centred else "rms"
         r, y, saved = residual_norm_forward(x, s, gain, bias, kind, epsilon, dropping)  # type: ignore[arg-type]
         norm = saved.norm
     elif centred:
@@ -99,7 +94,7 @@ def _backward_kernel(
         given = dr, dy, r, mean if centred else None, scale, gain, seed, key, t
         core.norm_backward(*arrays(*given, *_present(new)), layer, p, torch.get_num_threads())
     else:
-        saved = ResidualNormSaved(_normal(r, mean, scale, centred), gain, _dropping(seed, key, t, layer, p))
+        saved = ResidualNormSaved(_normal(r, mean, scale, centred), gain, dropping_of(p, seed, layer, key, t))
         grads = residual_norm_backward(torch.zeros_like(dy) if dr is None else dr, dy, saved)
         new = [r.new_empty(0) if d is None or shape == [0] else d for shape, d in zip(shapes, grads, strict=True)]
     dx, ds, dgain, dbias = new

@@ -12,8 +12,8 @@ from unrolled.equations.additive_attention import (
     additive_attention_backward,
     additive_attention_forward,
 )
-from unrolled.ops._backend import arrays, core, equations_only, forward_mode, full_precision, on_core, one_kind
-from unrolled.ops._register import apply, backward_op, register, with_signature
+from unrolled.ops._backend import arrays, core, equations_only, full_precision, on_core, one_kind
+from unrolled.ops._register import backward_op, call, register, with_signature
 from unrolled.ops.attention import check_steps
 from unrolled.ragged import Rows
 
@@ -44,11 +44,7 @@ def additive_attention(
         o, weights, _ = additive_attention_forward(q, k, value, v, queries, keys, mask)
         return (o, weights) if need_weights else o
     args = q, k, value, v, mask, queries.start, queries.length, keys.start, keys.length, queries.step, keys.step
-    wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in args[:5])
-    if forward_mode() or wanted:
-        o, weights, _ = apply(_AdditiveAttention, *args, need_weights)
-    else:
-        o, weights, _ = _forward(*args, need_weights)
+    o, weights, _ = call(_AdditiveAttention, _forward, *args, need_weights)
     return (o, weights) if need_weights else o
 
 

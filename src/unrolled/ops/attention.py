@@ -13,13 +13,13 @@ from unrolled.ops._backend import (
     arrays,
     check_dropping,
     core,
+    dropping_of,
     equations_only,
-    forward_mode,
     full_precision,
     on_core,
     one_kind,
 )
-from unrolled.ops._register import apply, backward_op, register, with_signature
+from unrolled.ops._register import backward_op, call, register, with_signature
 from unrolled.ragged import Rows
 
 
@@ -92,9 +92,7 @@ class _Inputs(NamedTuple):
 
     @property
     def dropping(self) -> Dropping | None:
-        if self.seed is None or self.key is None or self.t is None:
-            return None
-        return Dropping(self.p, self.seed, self.layer, self.key, self.t)
+        return dropping_of(self.p, self.seed, self.layer, self.key, self.t)
 
 
 class _Saved(NamedTuple):
@@ -150,11 +148,7 @@ def attention(
     if equations_only():
         o, weights, _ = _equation(p)
     else:
-        wanted = (q, k, v, mask, slopes)
-        if forward_mode() or (torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in wanted)):
-            o, weights, _ = apply(_Attention, *p, need_weights)
-        else:
-            o, weights, _ = _forward(*p, need_weights)
+        o, weights, _ = call(_Attention, _forward, *p, need_weights)
     return (o, weights) if need_weights else o
 
 

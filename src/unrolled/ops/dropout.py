@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from unrolled.equations.dropout import dropout_forward
-from unrolled.ops._backend import arrays, core, equations_only, forward_mode, on_core
-from unrolled.ops._register import apply, register, with_signature
+from unrolled.ops._backend import arrays, core, equations_only, on_core
+from unrolled.ops._register import apply, call, register, with_signature
 
 
 def dropout(x: Tensor, p: float, seed: Tensor, layer: int, key: Tensor, t: Tensor) -> Tensor:
@@ -23,8 +23,7 @@ def dropout(x: Tensor, p: float, seed: Tensor, layer: int, key: Tensor, t: Tenso
         raise ValueError(f"the dropout probability must lie in [0, 1], found {p}")
     if equations_only():
         return dropout_forward(x, seed, layer, key, t, p)[0]
-    wanted = forward_mode() or (torch.is_grad_enabled() and x.requires_grad)
-    y: Tensor = apply(_Dropout, x, seed, layer, key, t, p) if wanted else _forward(x, seed, layer, key, t, p)
+    y: Tensor = call(_Dropout, _forward, x, seed, layer, key, t, p)
     return y
 
 

@@ -14,13 +14,13 @@ from unrolled.ops._backend import (
     arrays,
     check_dropping,
     core,
+    dropping_of,
     equations_only,
-    forward_mode,
     full_precision,
     on_core,
     one_kind,
 )
-from unrolled.ops._register import apply, backward_op, register, with_signature
+from unrolled.ops._register import backward_op, call, register, with_signature
 from unrolled.ops.activation import known
 
 
@@ -47,9 +47,7 @@ class Inputs(NamedTuple):
 
     @property
     def dropping(self) -> Dropping | None:
-        if self.seed is None or self.key is None or self.t is None:
-            return None
-        return Dropping(self.p, self.seed, self.layer, self.key, self.t)
+        return dropping_of(self.p, self.seed, self.layer, self.key, self.t)
 
 
 def feed_forward(
@@ -82,12 +80,7 @@ def feed_forward(
     given = Inputs(
         *(x, weight1, bias1, weight2, bias2, weight_gate, bias_gate, d.seed, d.key, d.t, activation, d.p, d.layer)
     )
-    wanted = any(v.requires_grad for v in given[:7] if v is not None)
-    y: Tensor
-    if forward_mode() or (torch.is_grad_enabled() and wanted):
-        y, *_ = apply(_FeedForward, *given)
-    else:
-        y, *_ = _forward(*given, False)
+    y: Tensor = call(_FeedForward, lambda *args: _forward(*args, False), *given)[0]
     return y
 
 
@@ -189,7 +182,7 @@ def _backward_kernel(
             activation, *given, *_written(new, need_dx, weight_gate is not None), p, layer, torch.get_num_threads()
         )
         return new
-    dropping = None if seed is None or key is None or t is None else Dropping(p, seed, layer, key, t)
+    dropping = dropping_of(p, seed, layer, key, t)
     kept = None if weight_gate is None else gate
     saved = FeedForwardSaved(x, a, kept, weight1, weight2, weight_gate, activation, dropping)
     grads = feed_forward_backward(dy, saved)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -88,26 +88,30 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return *(d if needed else None for d, needed in wanted), *[None] * 7
 
 
-def _forward_kernel(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    target: Tensor,
-    class_weight: Tensor | None,
-    ignore_index: int,
-    label_smoothing: float,
-    reduction: Reduction,
-    need_dx: bool,
-    need_dweight: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    given = x, weight, bias, target, class_weight, ignore_index, label_smoothing, reduction
-    if not on_core(x, weight):
-        return _by_equation(*given, need_dx, need_dweight)
-    loss, dx, dweight, dbias = (x.new_empty(shape) for shape in _shapes(x, weight, bias, need_dx, need_dweight))
+class _Inputs(NamedTuple):
+    """The arguments of the kernel in their order."""
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    target: Tensor
+    class_weight: Tensor | None
+    ignore_index: int
+    label_smoothing: float
+    reduction: Reduction
+    need_dx: bool
+    need_dweight: bool
+
+
+def _forward_kernel(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    p = _Inputs(*args)
+    if not on_core(p.x, p.weight):
+        return _by_equation(p)
+    loss, dx, dweight, dbias = (p.x.new_empty(shape) for shape in _shapes(*p[:3], *p[-2:]))
     core.linear_cross_entropy(
-        *arrays(x, weight, bias, target, class_weight, loss, dx if need_dx else None),
-        *(arrays(dweight, None if bias is None else dbias) if need_dweight else (None, None)),
-        *(ignore_index, label_smoothing, reduction == "mean", torch.get_num_threads()),
+        *arrays(*p[:5], loss, dx if p.need_dx else None),
+        *(arrays(dweight, None if p.bias is None else dbias) if p.need_dweight else (None, None)),
+        *(p.ignore_index, p.label_smoothing, p.reduction == "mean", torch.get_num_threads()),
     )
     return loss, dx, dweight, dbias
 
@@ -123,19 +127,9 @@ def _shapes(
     return [], list(x.shape) if need_dx else [0], dweight, dbias
 
 
-def _by_equation(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    target: Tensor,
-    class_weight: Tensor | None,
-    ignore_index: int,
-    label_smoothing: float,
-    reduction: Reduction,
-    need_dx: bool,
-    need_dweight: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _by_equation(p: _Inputs) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """In chunks of tokens; sums over chunks in float32 at least."""
+    x, weight, bias, target, class_weight, ignore_index, label_smoothing, reduction, need_dx, need_dweight = p
     share = target_share(x, target, class_weight, ignore_index, reduction)
     shapes = _shapes(x, weight, bias, need_dx, need_dweight)
     loss, dx, dweight, dbias = (x.new_zeros(s, dtype=torch.promote_types(x.dtype, torch.float32)) for s in shapes)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from unrolled.equations.positions import BASE, frequencies, rotary_forward
-from unrolled.ops._backend import arrays, core, equations_only, forward_mode, full_precision, on_core
-from unrolled.ops._register import apply, register, with_signature
+from unrolled.ops._backend import arrays, core, equations_only, full_precision, on_core
+from unrolled.ops._register import apply, call, register, with_signature
 
 
 def rotary(x: Tensor, t: Tensor, *, heads: int, columns: int | None = None, base: float = BASE) -> Tensor:
@@ -37,8 +37,7 @@ def rotary(x: Tensor, t: Tensor, *, heads: int, columns: int | None = None, base
     t = t.to(torch.int64)
     if equations_only():
         return rotary_forward(x, t, heads, columns, base)[0]
-    wanted = forward_mode() or (torch.is_grad_enabled() and x.requires_grad)
-    y: Tensor = apply(_Rotary, x, t, heads, columns, base) if wanted else _forward(x, t, heads, columns, base)
+    y: Tensor = call(_Rotary, _forward, x, t, heads, columns, base)
     return y
 
 

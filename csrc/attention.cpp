@@ -1,6 +1,6 @@
 // Scaled dot-product attention, block by block; the equations are in src/unrolled/equations/attention.py.
+#include "few_queries.h"
 #include "kernels.h"
-#include "scores.h"
 #include "unrolled/parallel.h"
 #include "unrolled/schedule.h"
 
@@ -8,7 +8,6 @@ namespace unrolled {
 namespace UNROLLED_TARGET {
 namespace {
 
-constexpr int64_t kFew = 4;               // queries of a sequence, at most, for which nothing is packed
 constexpr int64_t kChunk = 16 * kQueries;  // queries that share a packing of the keys in the forward
 
 // ---- forward
@@ -28,67 +27,9 @@ struct ForwardScratch {
   T* end;
 };
 
-// Lines (1) to (4) for a row of n keys in place, without the division by what all rows of the query sum to; returns by what
-// the former sum and total are to be multiplied.
-template <class T>
-T soften(const Head<T>& head, T* s, int64_t i, int64_t k0, int64_t n, T& highest, T& sum) {
-  constexpr int W = Simd<T>::width;
-  constexpr T kNone = -static_cast<T>(__builtin_inf());
-  if (n <= 0) return 1;
-  T factor = head.factor;
-  if (head.biased) head.bias(s, i, k0, n), factor = 1;
-  for (int64_t j = n; j < padded<T>(n); ++j) s[j] = kNone;
-  Vec<T> best = load(s);
-  for (int64_t j = W; j < n; j += W) {
-    const Vec<T> v = load(s + j);
-    best = v > best ? v : best;
-  }
-  const T before = highest, found = factor * largest<T>(best);
-  highest = found > before ? found : before;
-  const T base = highest == kNone ? 0 : highest;
-  Vec<T> part{};
-  for (int64_t j = 0; j < n; j += W) {
-    const Vec<T> p = power(load(s + j) * factor - base);  // (3)
-    store(s + j, p);
-    part += p;
-  }
-  if (head.in.dropping.p > 0) head.drop(s, i, k0, n);  // (4)
-  const T former = before == kNone ? 0 : power_of(before - base);
-  sum = sum * former + total<T>(part);
-  return former;
-}
-
 template <class T>
 void zero(T* row, int64_t from, int64_t to) {
   if (to > from) memset(row + from, 0, static_cast<size_t>(to - from) * sizeof(T));
-}
-
-// For a few queries, as in decoding token by token, keys and values are read where they lie: to pack them costs more.
-template <class T, class Seen>
-void products_of_few(const Head<T>& head, const T* const* q, int64_t n, int64_t k0, T* s, int64_t ld, Seen&& seen) {
-  const int64_t F = head.in.sizes.F;
-  for (int64_t i = 0; i < n; ++i)
-    for (int64_t j = 0, m = seen(i); j < m; ++j) {
-      const T* const k = head.k(k0 + j);
-      Vec<T> sum{};
-      for (int64_t c = 0; c < F; c += Simd<T>::width) sum += load(q[i] + c) * load(k + c, F - c);
-      s[i * ld + j] = total<T>(sum);
-    }
-}
-
-template <class T, class Seen>
-void read_by_few(const Head<T>& head, const T* const* p, int64_t n, int64_t k0, T* out, int64_t ld, Seen&& seen) {
-  constexpr int W = Simd<T>::width;
-  const int64_t G = head.in.sizes.G;
-  for (int64_t i = 0; i < n; ++i)
-    for (int64_t c = 0, m = seen(i); c < G; c += 4 * W) {
-      Vec<T> sum[4] = {};
-      for (int64_t j = 0; j < m; ++j) {
-        const T* const v = head.v(k0 + j) + c;
-        for (int u = 0; u < 4 && c + u * W < G; ++u) sum[u] += p[i][j] * load(v + u * W, G - c - u * W);
-      }
-      for (int u = 0; u < 4 && c + u * W < G; ++u) store(out + i * ld + c + u * W, sum[u]);
-    }
 }
 
 template <class T>
@@ -99,14 +40,11 @@ void forward_piece(const AttentionForward<T>& p, const Head<T>& head, int64_t fi
   memset(w.sum, 0, static_cast<size_t>(count * w.ld_g) * sizeof(T));
   for (int64_t i = 0; i < count; ++i) w.highest[i] = -static_cast<T>(__builtin_inf());
   const T* row[kQueries];
-  const bool few = count <= kFew;
   const int64_t all = head.visible(last - 1);
   for (int64_t k0 = 0; k0 < all; k0 += kKeys) {
     const int64_t kn = smaller(kKeys, all - k0), columns = padded<T>(kn);
-    if (!few) {
-      pack_columns(z.F, columns, kPanel<T>, w.keys, [&](int64_t j) { return j < kn ? head.k(k0 + j) : nullptr; });
-      pack_rows(kn, z.G, w.values, [&](int64_t j) { return head.v(k0 + j); });
-    }
+    pack_columns(z.F, columns, kPanel<T>, w.keys, [&](int64_t j) { return j < kn ? head.k(k0 + j) : nullptr; });
+    pack_rows(kn, z.G, w.values, [&](int64_t j) { return head.v(k0 + j); });
     for (int64_t i0 = first; i0 < last; i0 += kQueries) {
       const int64_t n = smaller(kQueries, last - i0);
       const auto seen = [&](int64_t i) { return larger(0, smaller(kn, head.visible(i0 + i) - k0)); };
@@ -114,10 +52,7 @@ void forward_piece(const AttentionForward<T>& p, const Head<T>& head, int64_t fi
       if (most == 0) continue;
       gather(w.queries, w.ld_f, n, z.F, [&](int64_t i) { return head.q(i0 + i); });
       for (int64_t i = 0; i < n; ++i) row[i] = w.queries + i * w.ld_f;
-      if (few)
-        products_of_few(head, row, n, k0, w.scores, w.ld_s, seen);
-      else
-        products(row, n, w.keys, z.F, columns, w.scores, w.ld_s, seen);
+      products(row, n, w.keys, z.F, columns, w.scores, w.ld_s, seen);
       T former[kQueries];
       for (int64_t i = 0; i < n; ++i) {
         T* const s = w.scores + i * w.ld_s;
@@ -127,22 +62,13 @@ void forward_piece(const AttentionForward<T>& p, const Head<T>& head, int64_t fi
       }
       T* const sum = w.sum + (i0 - first) * w.ld_g;
       T* const read = k0 ? w.read : sum;
-      if (few)
-        read_by_few(head, row, n, k0, read, w.ld_g, seen);  // (5)
-      else
-        read_rows(row, n, w.values, kn, G, read, w.ld_g, seen);  // (5)
+      read_rows(row, n, w.values, kn, G, read, w.ld_g, seen);  // (5)
       for (int64_t i = 0; k0 && i < n; ++i)
         for (int64_t c = i * w.ld_g; c < i * w.ld_g + G; c += Simd<T>::width)
           store(sum + c, load(sum + c) * former[i] + load(w.read + c));
     }
   }
-  for (int64_t i = 0; i < count; ++i) {
-    const int64_t at = head.query_row(first + i);
-    const T total = w.total[i], share = total == 0 ? 0 : head.keeping.factor / total;
-    T* const o = p.o + (at * z.A + head.a) * z.G;
-    for (int64_t c = 0; c < z.G; c += Simd<T>::width) store(o + c, load(w.sum + i * w.ld_g + c) * share, z.G - c);
-    p.log_sum[at * z.A + head.a] = total == 0 ? 0 : w.highest[i] / kUnit<T> + logarithm(total);  // (2)
-  }
+  for (int64_t i = 0; i < count; ++i) finish(p, head, first + i, w.sum + i * w.ld_g, w.highest[i], w.total[i]);
 }
 
 // Line (4) for a piece of the queries, now that their sums are known.
@@ -181,6 +107,9 @@ template <class T>
 void attention_forward(const AttentionForward<T>& p) {
   const AttentionSizes& z = p.in.sizes;
   const Extent extent(p.in);
+  const double operations = extent.work * static_cast<double>(z.A * (z.F + z.G + 20));
+  const int threads = useful_threads(z.threads, operations);
+  if (extent.Tq <= kFew && !p.weights) return forward_of_few(p, threads);
   int64_t n = 0;
   for (int64_t b = 0; b < z.B; ++b) n += z.A * ceil_div(p.in.queries.length[b], kChunk);
   const Scratch list(static_cast<size_t>(n) * sizeof(Piece));
@@ -193,8 +122,7 @@ void attention_forward(const AttentionForward<T>& p) {
         pieces[n++] = {b, a, i, last, 0, Extent::scores(p.in, b, i, last, 0, p.in.keys.length[b])};
       }
   heaviest_first(pieces, n);
-  const double operations = extent.work * static_cast<double>(z.A * (z.F + z.G + 20));
-  const int workers = static_cast<int>(smaller(useful_threads(z.threads, operations), n));
+  const int workers = static_cast<int>(smaller(threads, n));
   const int64_t share = ForwardScratch<T>(z, extent, Carver<T>{nullptr}).end - static_cast<T*>(nullptr);
   const Scratch scratch(static_cast<size_t>(share * workers) * sizeof(T));
   share_out(workers, n, [&](int64_t worker, int64_t i) {

@@ -144,10 +144,12 @@ constexpr int64_t kFewRows = 48;
 template <class T>
 void map_few_rows(const T* a, int64_t lda, int64_t n, const T* weight, int64_t K, int64_t columns, const T* bias, T* y,
                   int64_t ld) {
+  const int64_t share = n > kDot ? K / ceil_div(n, kDot) : K;  // of the rows after the next ones that each tile asks for
   for (int64_t c = 0; c < columns; c += kDot) {
     const int64_t width = columns - c < kDot ? columns - c : kDot;
     for (int64_t r = 0; r < n; r += kDot) {
       const int64_t height = n - r < kDot ? n - r : kDot;
+      prefetch(weight + (c + 2 * kDot) * K + r * share, kDot * share);
       kTileDot<T>[height - 1][width - 1](a + r * lda, lda, weight + c * K, K, bias ? bias + c : nullptr, y + r * ld + c, ld);
     }
   }

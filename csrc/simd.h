@@ -46,6 +46,12 @@ inline void store(T* p, Vec<T> v, int64_t n) {
   memcpy(p, &v, static_cast<size_t>(n) * sizeof(T));
 }
 
+// Asks for n numbers from p on, which may lie outside every array.
+template <class T>
+inline void prefetch(const T* p, int64_t n) {
+  for (int64_t i = 0; i < n; i += 64 / static_cast<int64_t>(sizeof(T))) __builtin_prefetch(p + i);
+}
+
 // The first n lanes of v, 0 in the others.
 template <class T>
 inline Vec<T> first_lanes(Vec<T> v, int64_t n) {

@@ -54,5 +54,18 @@ inline void transpose(Vec<T>* row) {
   }
 }
 
+// The sum of row[i] in lane i: of each pair the halves are added, and one bit of i has become one of the lane.
+template <class T>
+inline Vec<T> totals(Vec<T>* row) {
+  constexpr int W = Simd<T>::width;
+  UNROLL for (int n = W / 2; n > 0; n /= 2)
+    UNROLL for (int i = 0; i < n; ++i) {
+      Vec<T> low, high;
+      interleave<T>(row[i], row[i + n], low, high);
+      row[i] = low + high;
+    }
+  return row[0];
+}
+
 }  // namespace UNROLLED_TARGET
 }  // namespace unrolled

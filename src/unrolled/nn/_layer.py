@@ -37,10 +37,10 @@ def gelu_tanh(x: Tensor) -> Tensor:
 
 _FUNCTIONS: dict[str, Activation] = {"relu": F.relu, "gelu": F.gelu, "gelu_tanh": gelu_tanh, "silu": F.silu}
 _KINDS: dict[Any, Kind] = {F.relu: "relu", torch.relu: "relu", F.gelu: "gelu", gelu_tanh: "gelu_tanh", F.silu: "silu"}
-_DROPOUT = (Dropout, nn.Dropout, nn.Identity)
-_LINEAR = (Linear, nn.Linear)
-_LAYER_NORM = (LayerNorm, nn.LayerNorm)
-_RMS_NORM = (RMSNorm, nn.RMSNorm)
+DROPOUT = (Dropout, nn.Dropout, nn.Identity)
+LINEAR = (Linear, nn.Linear)
+LAYER_NORM = (LayerNorm, nn.LayerNorm)
+RMS_NORM = (RMSNorm, nn.RMSNorm)
 
 
 def activation_function(activation: str | Activation) -> Activation:
@@ -123,8 +123,8 @@ class Layer(nn.Module):
 
     def _feed_forward(self, x: Tensor, dropping: Dropping | None) -> Tensor:
         one, two, gate, kind = self.linear1, self.linear2, self.gate, kind_of(self.activation)
-        linear = all(plain(part, _LINEAR) for part in (one, two, gate) if part is not None)
-        if kind is not None and linear and plain(self.dropout, _DROPOUT):
+        linear = all(plain(part, LINEAR) for part in (one, two, gate) if part is not None)
+        if kind is not None and linear and plain(self.dropout, DROPOUT):
             weight_gate, bias_gate = (None, None) if gate is None else (gate.weight, gate.bias)
             weights = one.weight, one.bias, two.weight, two.bias
             return feed_forward(x, *weights, kind, weight_gate, bias_gate, dropping)
@@ -177,12 +177,12 @@ def enter_self(
 
 def rate(module: nn.Module) -> float:
     """The probability with which our operators drop in its place: 0 for a module that is to be called."""
-    return module.p if module.training and plain(module, _DROPOUT[:2]) else 0.0  # type: ignore[return-value]
+    return module.p if module.training and plain(module, DROPOUT[:2]) else 0.0  # type: ignore[return-value]
 
 
 def _foreign(x: Tensor, dropout: nn.Module) -> Tensor:
     """What a dropout makes of rows that is not plainly one: one of another class, or with hooks."""
-    return x if plain(dropout, _DROPOUT) else dropout(x)
+    return x if plain(dropout, DROPOUT) else dropout(x)
 
 
 def _then(sub_layer: SubLayer, dropout: nn.Module) -> SubLayer:
@@ -199,19 +199,19 @@ def add(x: Tensor, s: Tensor, dropping: Dropping | None) -> Tensor:
 
 def add_and_norm(x: Tensor, s: Tensor, norm: nn.Module, dropping: Dropping | None) -> tuple[Tensor, Tensor]:
     """The sum, and its norm."""
-    if plain(norm, _LAYER_NORM):
+    if plain(norm, LAYER_NORM):
         gain, bias, epsilon = norm.weight, norm.bias, norm.eps
         return residual_norm(x, s, gain, bias, kind="layer", epsilon=epsilon, dropping=dropping)  # type: ignore[arg-type]
-    if plain(norm, _RMS_NORM):
+    if plain(norm, RMS_NORM):
         return residual_norm(x, s, norm.weight, kind="rms", epsilon=norm.eps, dropping=dropping)  # type: ignore[arg-type]
     r = add(x, s, dropping)
     return r, norm(r)
 
 
 def normalise(x: Tensor, norm: nn.Module) -> Tensor:
-    if plain(norm, _LAYER_NORM):
+    if plain(norm, LAYER_NORM):
         return layer_norm(x, norm.weight, norm.bias, norm.eps)  # type: ignore[arg-type]
-    if plain(norm, _RMS_NORM):
+    if plain(norm, RMS_NORM):
         return rms_norm(x, norm.weight, norm.eps)  # type: ignore[arg-type]
     y: Tensor = norm(x)
     return y

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -12,6 +13,9 @@ from unrolled.nn._masks import Masks
 from unrolled.nn._tokens import Tokens, enter
 from unrolled.nn.attention import Cache, Memory
 from unrolled.ragged import Lengths, Rows, integers
+
+if TYPE_CHECKING:
+    from unrolled.nn._one_token import Step
 
 _CAUSAL = Masks(True, None)
 
@@ -36,38 +40,43 @@ class State:
             raise ValueError(f"sequences must be at least 0 and capacity 1, found {sequences} and {capacity}")
         self.memory, self.memory_masks = list(memory), memory_masks
         self._capacity, self._longest = capacity, 0
-        self._width = width
+        self.width = width
         self._index = torch.arange(sequences, device=like.device)
         self._one = torch.ones_like(self._index)
-        self._start = self._index * capacity
+        self.start = self._index * capacity
         self._source = self._index
         self.lengths = torch.zeros_like(self._index)
-        self._key_value = [like.new_zeros(sequences * capacity, 2 * width) for _ in range(layers)]
+        self.one_token: Step | None = None
+        self.key_value = [like.new_zeros(sequences * capacity, 2 * width) for _ in range(layers)]
 
     def enter(
         self, x: Batch, lengths: Lengths | None, keys: Lengths | None, batch_first: bool, layers: int, memories: int
     ) -> tuple[Tokens, list[Cache], Masks]:
         """The new tokens, where each layer finds what came before them, and what they may attend to."""
-        held = len(self._key_value), len(self.memory)
+        held = len(self.key_value), len(self.memory)
         if held != (layers, memories):
             raise ValueError(
                 f"this model has {layers} layers, {memories} of which read a memory; "
                 f"the state is of one with {held[0]} and {held[1]}"
             )
         tokens = self._tokens(x, lengths, batch_first)
-        self._reserve(tokens)
+        self.reserve(tokens.rows.longest if tokens.steps is None else tokens.steps, tokens.rows.length)
         sequence, t = tokens.place()
         t = t + self.lengths[sequence]
-        row = self._start[sequence] + t
+        row = self.start[sequence] + t
         if tokens.live is not None:
             raise ValueError("incremental decoding reads lengths that can be looked at, not under compile or vmap")
         key = sequence if keys is None else tokens.with_keys(keys).place()[0]
-        rows = Rows(self._start, 1, self.lengths + tokens.rows.length)
+        rows = Rows(self.start, 1, self.lengths + tokens.rows.length)
         tokens = tokens._replace(place=lambda: (key, t))
-        return tokens, [Cache(kv, row, rows) for kv in self._key_value], _CAUSAL
+        return tokens, [Cache(kv, row, rows) for kv in self.key_value], _CAUSAL
 
-    def advance(self, tokens: Tokens) -> None:
-        self.lengths = self.lengths + tokens.rows.length
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies, which see the weights through no view of ours."""
+        return {**vars(self), "one_token": None}
+
+    def advance(self, length: Tensor | int) -> None:
+        self.lengths = self.lengths + length
 
     def select(self, sequences: Lengths) -> None:
         """Go on with these sequences, by their index in the batch, each any number of times: the beams of a search.
@@ -77,12 +86,12 @@ class State:
         index = integers(sequences, "sequences").to(self._index.device)
         if index.ndim != 1:
             raise ValueError(f"sequences must be indices in one dimension, found shape {tuple(index.shape)}")
-        shape = (len(self._index), self._capacity, 2 * self._width)
-        self._key_value = [kv.view(shape)[index].flatten(0, 1) for kv in self._key_value]
+        shape = (len(self._index), self._capacity, 2 * self.width)
+        self.key_value = [kv.view(shape)[index].flatten(0, 1) for kv in self.key_value]
         self.lengths = self.lengths[index]
         self._index = torch.arange(len(index), device=index.device)
         self._one = torch.ones_like(self._index)
-        self._start = self._index * self._capacity
+        self.start = self._index * self._capacity
         source = self._source[index]
         if not torch.equal(source, self._source):  # else each has what it had: the beams of one source changed places
             self.memory = [_selected(m, index) for m in self.memory]
@@ -93,9 +102,9 @@ class State:
     def _tokens(self, x: Batch, lengths: Lengths | None, batch_first: bool) -> Tokens:
         if isinstance(x, Tensor) and not x.is_nested and x.ndim == 3 and lengths is None:
             shape = (len(self._index), 1) if batch_first else (1, len(self._index))
-            if x.shape == (*shape, self._width):
+            if x.shape == (*shape, self.width):
                 return self._single(x)
-        tokens = enter(x, batch_first, self._width, lengths)
+        tokens = enter(x, batch_first, self.width, lengths)
         if tokens.sequences != len(self._index):
             raise ValueError(f"this state holds {len(self._index)} sequences, found {tokens.sequences}")
         return tokens
@@ -103,24 +112,23 @@ class State:
     def _single(self, x: Tensor) -> Tokens:
         """One token for each sequence."""
         place, rows = (self._index, torch.zeros_like(self._index)), Rows(self._index, 1, self._one)
-        return Tokens(x.reshape(-1, self._width), rows, 1, True, lambda: place, lambda y: y.reshape(x.shape))
+        return Tokens(x.reshape(-1, self.width), rows, 1, True, lambda: place, lambda y: y.reshape(x.shape))
 
-    def _reserve(self, tokens: Tokens) -> None:
-        """Room for what comes: twice as much where it is full."""
-        new = tokens.steps if tokens.steps is not None else tokens.rows.longest
+    def reserve(self, new: int, length: Tensor) -> None:
+        """Room for `length` (B,) more tokens, at most `new`: twice as much where it is full."""
         self._longest += new  # never less than the longest sequence
         if self._longest <= self._capacity:
             return
-        self._longest = int((self.lengths + tokens.rows.length).max()) if len(self.lengths) else 0
+        self._longest = int((self.lengths + length).max()) if len(self.lengths) else 0
         if self._longest <= self._capacity:
             return
         old, self._capacity = self._capacity, max(2 * self._capacity, self._longest)
         count = len(self._index)
-        self._start = self._index * self._capacity
-        for layer, kv in enumerate(self._key_value):
+        self.start = self._index * self._capacity
+        for layer, kv in enumerate(self.key_value):
             wider = kv.new_zeros(count, self._capacity, kv.shape[1])
             wider[:, :old] = kv.view(count, old, kv.shape[1])
-            self._key_value[layer] = wider.flatten(0, 1)
+            self.key_value[layer] = wider.flatten(0, 1)
 
 
 def _selected(memory: Memory, index: Tensor) -> Memory:

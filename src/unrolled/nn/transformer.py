@@ -12,6 +12,7 @@ from unrolled.nn._forms import Batch
 from unrolled.nn._hooks import hooked
 from unrolled.nn._layer import Activation, enter_self, normalise
 from unrolled.nn._masks import Masks
+from unrolled.nn._one_token import one_token
 from unrolled.nn._tokens import Tokens, enter, padded_weights
 from unrolled.nn.decoding import State
 from unrolled.nn.norms import LayerNorm, RMSNorm
@@ -101,11 +102,13 @@ class TransformerEncoder(nn.Module):
         Errors: ValueError for another number of sequences than the state holds.
         """
         batch_first = _first(self).self_attn.batch_first
+        if lengths is None and keys is None and (y := one_token(self, src, state, batch_first)) is not None:
+            return y
         x, caches, masks = state.enter(src, lengths, keys, batch_first, len(self.layers), 0)
         for layer, cache in zip(self.layers, caches, strict=True):
             y, _ = cast(TransformerEncoderLayer, layer).run(x, masks, False, cache)
             x = x._replace(values=y)
-        state.advance(x)
+        state.advance(x.rows.length)
         return x.restore(_normalised(x.values, self.norm))
 
 
@@ -189,12 +192,14 @@ class TransformerDecoder(nn.Module):
     @torch.no_grad()
     def step(self, tgt: Batch, state: State, lengths: Lengths | None = None, *, keys: Lengths | None = None) -> Any:
         """The next tokens of each sequence, as in `TransformerEncoder.step`; each sees all of the memory."""
-        count = len(self.layers)
-        x, caches, masks = state.enter(tgt, lengths, keys, _first(self).self_attn.batch_first, count, count)
+        count, batch_first = len(self.layers), _first(self).self_attn.batch_first
+        if lengths is None and keys is None and (y := one_token(self, tgt, state, batch_first)) is not None:
+            return y
+        x, caches, masks = state.enter(tgt, lengths, keys, batch_first, count, count)
         for layer, memory, cache in zip(self.layers, state.memory, caches, strict=True):
             y, _ = cast(TransformerDecoderLayer, layer).run(x, memory, masks, state.memory_masks, False, cache)
             x = x._replace(values=y)
-        state.advance(x)
+        state.advance(x.rows.length)
         return x.restore(_normalised(x.values, self.norm))
 
 

@@ -61,6 +61,18 @@ LARGE: Options = {
         {"steps": ((61, 61), (0, 0), (33, 33)) * 4, "heads": 3, "size": 35, "packed": 3, "slopes": True},
         {"steps": ((270, 530),), "size": 3, "value_size": 67, "mask": "added", "repeated": (1,), "causal": True},
         {"steps": ((120, 290),) * 2, "size": 5, "packed": 2, "mask": "boolean", "p": 0.3, "layout": "reverse"},
+        # a few queries each
+        {"steps": ((1, 700), (4, 530), (0, 9)), "heads": 3, "size": 67, "packed": 2, "causal": True},
+        {
+            "steps": ((3, 300),) * 3,
+            "heads": 4,
+            "size": 19,
+            "value_size": 67,
+            "mask": "boolean",
+            "p": 0.3,
+            "slopes": True,
+        },
+        {"steps": ((2, 270),), "heads": 5, "size": 64, "mask": "added", "repeated": (1,), "layout": "time_major"},
     ],
 }
 TEETH: Options = {

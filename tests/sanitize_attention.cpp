@@ -66,7 +66,7 @@ Outputs attention_of(const Kernels<T>& kernels, const AttentionCase& c, int thre
 
 void sanitize::attention() {
   const std::vector<std::pair<std::vector<int64_t>, std::vector<int64_t>>> lengths = {
-      {{}, {}}, {{0, 3}, {2, 0}}, {{1}, {1}}, {{5, 2, 7}, {3, 9, 7}}, {{49, 13}, {65, 200}}, {{97}, {300}}};
+      {{}, {}}, {{0, 3}, {2, 0}}, {{1}, {1}}, {{5, 2, 7}, {3, 9, 7}}, {{49, 13}, {65, 200}}, {{97}, {300}}, {{1, 4}, {300, 17}}};
   int flags = 0;
   for (const auto& [queries, keys] : lengths)
     for (const int64_t F : {1, 3, 16, 17, 64, 67})

@@ -16,7 +16,7 @@ namespace {
 constexpr int64_t kBlock = 128;        // classes at a time
 constexpr int64_t kDepth = 128;        // tokens of a sum of dW
 constexpr int64_t kTokens = 512;       // tokens of a chunk, at most
-constexpr int64_t kLogits = 1 << 22;   // numbers of a chunk, where it is not smaller than kPanel tokens
+constexpr int64_t kLogits = 4 << 20;   // numbers of a chunk, where it is not smaller than kPanel tokens
 
 // A chunk of tokens, and what the phases hand on. Rows of tokens are ld numbers long.
 template <class T>
@@ -29,11 +29,13 @@ struct Chunk {
   bool first, keep;           // keep: the logits of all classes, else of a block for each part
   T *columns, *rows;          // x, packed as the right side of W x^T and of dz x
   T *logits, *weights, *dx;   // [V or parts * kBlock, ld], and for each part a packed block of W, and its dx [n, ld_x]
+  T *base;                    // [V / kBlock or parts, ld]: what was taken from the logits of a block before exp
   T *largest, *sum, *flat;    // [parts, ld]: the sums of exp(z - largest) and of w z
   T *score, *factor, *share;  // [ld]: z of the target, what multiplies exp(z - largest), the target's share in dz
 
   int64_t begin(int64_t part) const { return part * p.V / parts; }
   T* block(int64_t part, int64_t v) const { return logits + (keep ? v : part * kBlock) * ld; }
+  T* base_of(int64_t part, int64_t v) const { return base + (keep ? v / kBlock + part : part) * ld; }
   T weight_of(int64_t v) const { return p.class_weight ? p.class_weight[v] : 1; }
 };
 
@@ -59,23 +61,25 @@ void pack(const Chunk<T>& c, int threads) {
   });
 }
 
-// Lines (1) and (2) of a vector of tokens for the classes of a block: adds the bias, and takes the block into the sums.
+// Lines (1) and (2) of a vector of tokens for the classes of a block: takes the block into the sums and leaves exp(z - base).
 template <class T>
 void take(const Chunk<T>& c, int64_t part, int64_t v, int64_t count, T* z, int64_t t) {
   const int64_t at = part * c.ld + t;
-  Vec<T> before = load(c.largest + at), largest = before, sum{};
+  Vec<T> before = load(c.largest + at), largest = before, sum{}, flat = load(c.flat + at);
   for (int64_t i = 0; i < count; ++i) {
     Vec<T> score = load(z + i * c.ld);
     if (c.p.bias) store(z + i * c.ld, score += c.p.bias[v + i]);
     largest = score > largest ? score : largest;
+    if (const T w = c.everyone == 0 ? 0 : c.weight_of(v + i); w != 0) flat += w * score;  // 0 times infinity is 0
   }
-  for (int64_t i = 0; i < count; ++i) sum += vexp(load(z + i * c.ld) - largest);
+  for (int64_t i = 0; i < count; ++i) {
+    const Vec<T> e = vexp(load(z + i * c.ld) - largest);
+    store(z + i * c.ld, e);
+    sum += e;
+  }
   store(c.largest + at, largest);
+  store(c.base_of(part, v) + t, largest);
   store(c.sum + at, load(c.sum + at) * vexp(before - largest) + sum);
-  if (c.everyone == 0) return;
-  Vec<T> flat = load(c.flat + at);
-  for (int64_t i = 0; i < count; ++i)
-    if (const T w = c.weight_of(v + i); w != 0) flat += w * load(z + i * c.ld);  // 0 times infinity is 0
   store(c.flat + at, flat);
 }
 
@@ -92,12 +96,12 @@ void find_logits(const Chunk<T>& c, int64_t part) {
     for (int64_t i = 0; i < count; ++i) row[i] = c.p.weight + (v + i) * c.p.D;
     for_panels<T>(padded<T>(c.n), kPanel<T>, [&](int64_t t, int64_t width) {
       multiply(row, count, c.columns + c.p.D * t, c.p.D, width, kPanel<T>, z + t, c.ld);
+      for (int64_t j = t; j < t + width && j < c.n; ++j) {
+        const int64_t i = c.p.target[c.token[j]] - v;
+        if (i >= 0 && i < count) c.score[j] = z[i * c.ld + j] + (c.p.bias ? c.p.bias[v + i] : 0);
+      }
       for (int64_t i = t; i < t + width; i += Simd<T>::width) take(c, part, v, count, z + i, i);
     });
-    for (int64_t t = 0; t < c.n; ++t) {
-      const int64_t i = c.p.target[c.token[t]] - v;
-      if (i >= 0 && i < count) c.score[t] = z[i * c.ld + t];
-    }
   });
 }
 
@@ -127,14 +131,16 @@ double add_losses(const Chunk<T>& c, double weights, double share) {
   return share * loss;
 }
 
-// p - y in the place of the logits of a block, and its sum over the tokens.
+// p - y in the place of exp(z - base) of a block, and its sum over the tokens.
 template <class T>
-void form(const Chunk<T>& c, T share, int64_t v, int64_t count, T* z) {
+void form(const Chunk<T>& c, T share, int64_t part, int64_t v, int64_t count, T* z) {
+  T* const factor = c.base_of(part, v);  // from here on
+  for (int64_t t = 0; t < c.n; t += Simd<T>::width)
+    store(factor + t, load(c.factor + t) * vexp(load(factor + t) - load(c.largest + t)));
   for (int64_t i = 0; i < count; ++i) {
     T* const row = z + i * c.ld;
     const T y = share * c.everyone * c.weight_of(v + i);
-    for (int64_t t = 0; t < c.n; t += Simd<T>::width)
-      store(row + t, load(c.factor + t) * vexp(load(row + t) - load(c.largest + t)) - y);
+    for (int64_t t = 0; t < c.n; t += Simd<T>::width) store(row + t, load(factor + t) * load(row + t) - y);
   }
   for (int64_t t = 0; t < c.n; ++t) {
     const int64_t i = c.p.target[c.token[t]] - v;
@@ -152,25 +158,25 @@ void form(const Chunk<T>& c, T share, int64_t v, int64_t count, T* z) {
 template <class T>
 void add_dweight(const Chunk<T>& c, const T* const* dz, int64_t v, int64_t count) {
   constexpr int W = Simd<T>::width;
-  T tile[kRows * kPanel<T>];
-  for (int64_t t = 0; t < c.n; t += kDepth) {
-    const T* row[kBlock];
-    for (int64_t i = 0; i < count; ++i) row[i] = dz[i] + t;
-    const int64_t depth = c.n - t < kDepth ? c.n - t : kDepth;
-    const bool first = c.first && t == 0;
-    for_panels<T>(padded<T>(c.p.D), kPanel<T>, [&](int64_t d, int64_t width) {
-      for_tiles(count, [&](int64_t r, int height) {
-        kTile<T>[width / W - 1][height - 1](row + r, c.rows + c.n * d + t * width, depth, tile, width);
-        for (int64_t i = 0; i < height; ++i)
-          for (int64_t j = 0; j < width; j += W) {
-            T* const to = c.p.dweight + (v + r + i) * c.p.D + d + j;
-            const int64_t left = c.p.D - d - j;
-            const Vec<T> sum = load(tile + i * width + j);
-            store(to, first ? sum : sum + load(to, left), left);
-          }
-      });
+  T some[kRows * kPanel<T>], sum[kRows * kPanel<T>];
+  for_panels<T>(padded<T>(c.p.D), kPanel<T>, [&](int64_t d, int64_t width) {
+    for_tiles(count, [&](int64_t r, int height) {
+      for (int64_t t = 0; t < c.n; t += kDepth) {
+        const T* row[kRows];
+        for (int64_t i = 0; i < height; ++i) row[i] = dz[r + i] + t;
+        const int64_t depth = c.n - t < kDepth ? c.n - t : kDepth;
+        kTile<T>[width / W - 1][height - 1](row, c.rows + c.n * d + t * width, depth, t ? some : sum, width);
+        for (int64_t j = 0; t && j < height * width; j += W) store(sum + j, load(sum + j) + load(some + j));
+      }
+      for (int64_t i = 0; i < height; ++i)
+        for (int64_t j = 0; j < width; j += W) {
+          T* const to = c.p.dweight + (v + r + i) * c.p.D + d + j;
+          const int64_t left = c.p.D - d - j;
+          const Vec<T> all = load(sum + i * width + j);
+          store(to, c.first ? all : all + load(to, left), left);
+        }
     });
-  }
+  });
 }
 
 // What a block's classes add to dx: W^T dz.
@@ -191,7 +197,7 @@ void find_gradients(const Chunk<T>& c, T share, int64_t part) {
   if (c.p.dx) memset(c.dx + part * c.n * c.ld_x, 0, static_cast<size_t>(c.n * c.ld_x) * sizeof(T));
   for_blocks(c, part, [&](int64_t v, int64_t count) {
     T* const z = c.block(part, v);
-    form(c, share, v, count, z);
+    form(c, share, part, v, count, z);
     const T* dz[kBlock];
     for (int64_t i = 0; i < count; ++i) dz[i] = z + i * c.ld;
     if (c.p.dweight) add_dweight(c, dz, v, count);
@@ -249,7 +255,7 @@ int64_t linear_cross_entropy(const LinearCrossEntropy<T>& p) {
   const int64_t tokens = most < kPanel<T> ? kPanel<T> : (most < kTokens ? most : kTokens);
   const int64_t n = count < tokens ? count : tokens, D = padded<T>(p.D), ld = leading<T>(n), ld_x = leading<T>(p.D);
   const int64_t sizes[] = {padded<T>(n) * p.D, keep ? n * D : 0, (keep ? p.V : parts * kBlock) * ld,
-                           p.dx ? parts * kBlock * D : 0, p.dx ? parts * n * ld_x : 0,
+                           p.dx ? parts * kBlock * D : 0, p.dx ? parts * n * ld_x : 0, (p.V / kBlock + parts) * ld,
                            parts * ld, parts * ld, parts * ld, ld, ld, ld};
   int64_t total = 0;
   for (const int64_t size : sizes) total += size;
@@ -259,7 +265,7 @@ int64_t linear_cross_entropy(const LinearCrossEntropy<T>& p) {
   const auto part = [&] { return next += *size++, next - size[-1]; };
   Chunk<T> c{p, parts, ld, ld_x, static_cast<T>(1 - p.label_smoothing),
              static_cast<T>(p.V ? p.label_smoothing / static_cast<double>(p.V) : 0), token, n, true, keep,
-             part(), part(), part(), part(), part(), part(), part(), part(), part(), part(), part()};
+             part(), part(), part(), part(), part(), part(), part(), part(), part(), part(), part(), part()};
   for (int64_t done = 0; done < count; done += c.n, c.first = false) {
     c.token = token + done;
     c.n = count - done < tokens ? count - done : tokens;

@@ -32,11 +32,14 @@ def main() -> int:
     epochs = names.add_parser("epochs", help="epochs of a classifier beside the same on torch.nn's packed layer")
     epochs.add_argument("files", type=Path, nargs="+", metavar="FILE", help="lines label<TAB>text")
     epochs.add_argument("--epochs", type=int, default=5)
-    for name in (recurrent, attention, epochs):
+    cost = names.add_parser("cost", help="a training step over T: recurrence beside self-attention")
+    for name in (recurrent, attention, epochs, cost):
         name.add_argument("--threads", type=int, default=os.cpu_count(), help="for every side alike")
         name.add_argument("--output", type=Path, help="default: benchmarks/results/NAME.json; with --only: none")
     options = parser.parse_args()
-    if options.name != "epochs":
+    if options.name == "cost" and not KEEP_PAGES.items() <= os.environ.items():
+        os.execve(sys.executable, [sys.executable, "-m", "benchmarks", *sys.argv[1:]], {**os.environ, **KEEP_PAGES})
+    if options.name in ("recurrent", "attention"):
         check(options, {"recurrent": recurrent, "attention": attention}[options.name])
         if options.one_process:
             json.dump(measure(options), sys.stdout)
@@ -48,10 +51,8 @@ def main() -> int:
         output = RESULTS / f"{options.name}.json"
     if output:
         output.parent.mkdir(parents=True, exist_ok=True)  # now: an hour later is late for an error
-    if options.name == "epochs":
-        from benchmarks.epochs import measure as measure_epochs
-
-        result = measure_epochs(options)
+    if options.name in ("epochs", "cost"):
+        result = importlib.import_module(f"benchmarks.{options.name}").measure(options)
     else:
         result = both_allocators(options)
     if output:

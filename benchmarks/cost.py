@@ -1,15 +1,15 @@
-"""`python -m benchmarks.cost`: a training step over T, as many tokens and as many weights in each layer.
-
-Stored under benchmarks/results; `docs/pictures.py` draws it.
-"""
+"""A training step over T, as many tokens and as many weights in each layer; `docs/pictures.py` draws it."""
 
 from __future__ import annotations
 
-import os
+import argparse
 import sys
 from typing import Any
 
-from benchmarks.__main__ import KEEP_PAGES, RESULTS
+import torch
+
+from benchmarks.harness import machine, race
+from unrolled import nn
 
 TOKENS, WIDTH, HEADS = 8_192, 128, 4
 LENGTHS = tuple(2**n for n in range(4, 14))  # 16 ... 8,192
@@ -18,7 +18,6 @@ REPEATS = 10
 
 def layers() -> dict[str, Any]:
     """Each with 8 D^2 weights, and what a call of it needs besides the input."""
-    from unrolled import nn
 
     def attention() -> Any:
         return nn.TransformerEncoderLayer(WIDTH, HEADS, 2 * WIDTH, dropout=0.0)
@@ -35,14 +34,8 @@ def matrices(module: Any) -> int:
     return sum(p.numel() for p in module.parameters() if p.dim() == 2)
 
 
-def measure() -> dict[str, Any]:
-    import torch
-
-    from benchmarks.harness import machine, race
-    from unrolled.files import write_json
-
-    threads = os.cpu_count() or 1
-    torch.set_num_threads(threads)
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     modules = layers()
     if {matrices(module) for module, _ in modules.values()} != {8 * WIDTH**2}:
@@ -62,17 +55,8 @@ def measure() -> dict[str, Any]:
         times = race({name: lambda name=name: step(name) for name in modules}, REPEATS)
         rows.append({"T": length, "times": times})
         print(length, {name: round(t["min_ms"], 1) for name, t in times.items()}, file=sys.stderr)
-    result = {
-        "machine": machine(threads),
+    return {
+        "machine": machine(options.threads),
         "meaning": "milliseconds of a training step, forward and backward, float32, malloc keeping its pages",
         **{"tokens": TOKENS, "width": WIDTH, "heads": HEADS, "weights": 8 * WIDTH**2, "rows": rows},
     }
-    write_json(RESULTS / "cost.json", result)
-    return result
-
-
-if __name__ == "__main__":
-    if KEEP_PAGES.items() <= os.environ.items():
-        measure()
-    else:
-        os.execve(sys.executable, [sys.executable, "-m", "benchmarks.cost"], {**os.environ, **KEEP_PAGES})

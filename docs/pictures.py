@@ -1,7 +1,7 @@
 """Draws the pictures of the pages, light and dark, into docs/_static: `python docs/pictures.py`.
 
 `unrolled` and `transformer` are diagrams. The rest are measurements: `gradient_reach`, `lstm_reach`, `option_reach` and
-`attention_reach` of the gradients of the states, by the closed form; `cost` of time, as `python -m benchmarks.cost` has
+`attention_reach` of the gradients of the states, by the closed form; `cost` of time, as `python -m benchmarks cost` has
 stored it.
 """
 

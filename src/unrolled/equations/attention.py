@@ -69,8 +69,8 @@ def attention_forward(
         dmask_ij = ds_ij
         dslope = - sum_ij ds_ij |i + Tk - Tq - j|
 
-    Shapes: q (N, A * F), k (M, A * F), v (M, A * G), the heads side by side; `queries` and `keys` say where the steps
-    of the B sequences lie among the N and the M rows; o (N, A * G), weights w (B, A, Tq, Tk), padded to the longest.
+    Shapes: q (N, A * F), k (M, A * F), v (M, A * O), the heads side by side; `queries` and `keys` say where the steps
+    of the B sequences lie among the N and the M rows; o (N, A * O), weights w (B, A, Tq, Tk), padded to the longest.
     mask (B, A, Tq, Tk), each dimension that or 1, or longer, which is not read: true where i may attend to j, or
     numbers. slopes (A,). `scale` stands for 1 / sqrt(F). `causal`: s_ij = -inf for j > i + Tk - Tq, so that the last
     query sees every key. `dropping` has a key and a t for each row of q; head a uses its layer + a, key j is unit j.

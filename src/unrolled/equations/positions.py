@@ -82,7 +82,7 @@ def rotary_forward(
         dx_{2i} = dy_{2i} cos a_i + dy_{2i+1} sin a_i
         dx_{2i+1} = dy_{2i+1} cos a_i - dy_{2i} sin a_i
 
-    Shapes: x (N, W), t (N,) whole numbers of any size. The first `columns` columns hold `heads` heads of
+    Shapes: x (N, D), t (N,) whole numbers of any size. The first `columns` columns hold `heads` heads of
     F = columns / heads numbers each; the others are copied. For q|k|v of A heads in one row of 3 A F numbers, 2 A heads
     in 2 A F columns. Angles, sines and cosines are computed in float64 and rounded once.
     Edges: position 0 turns nothing; there is no largest position.

@@ -115,9 +115,9 @@ def attention(
     dropping: Dropping | None = None,
     need_weights: bool = False,
 ) -> Any:
-    """What each query reads, (N, A * G), and with `need_weights` the weights too; see `equations.attention`.
+    """What each query reads, (N, A * O), and with `need_weights` the weights too; see `equations.attention`.
 
-    Shapes: q (N, A * F), k (M, A * F), v (M, A * G). Without v, k is k and v side by side; without k, q is q, k and v,
+    Shapes: q (N, A * F), k (M, A * F), v (M, A * O). Without v, k is k and v side by side; without k, q is q, k and v,
     and the keys are the queries. Their gradients come back the same way. mask as in the equation: true where a query
     may attend to a key, or numbers to be added to the scores.
     The weights (B, A, Tq, Tk) are those applied: after the dropout.
@@ -167,7 +167,7 @@ def _check(q: Tensor, k: Tensor | None, v: Tensor | None, heads: int, queries: R
         fits = k.shape[1] == width and v.shape[0] == k.shape[0]
     if not fits or heads < 1 or width < 1 or width % heads or value % heads:
         raise ValueError(
-            f"expected q (N, A * F), k (M, A * F), v (M, A * G), or k and v side by side, or all three, "
+            f"expected q (N, A * F), k (M, A * F), v (M, A * O), or k and v side by side, or all three, "
             f"for A = {heads} heads and F at least 1; found {_shapes(q, k, v)}"
         )
     if queries.length.shape != keys.length.shape:

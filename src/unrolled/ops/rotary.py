@@ -14,7 +14,7 @@ from unrolled.ops._register import apply, call, register, with_signature
 
 
 def rotary(x: Tensor, t: Tensor, *, heads: int, columns: int | None = None, base: float = BASE) -> Tensor:
-    """Turns the pairs of neighbours in each head of x (N, W) by an angle that grows with the position t (N,).
+    """Turns the pairs of neighbours in each head of x (N, D) by an angle that grows with the position t (N,).
 
     The equation is in `equations.positions`. `heads` heads of columns / heads numbers each lie in the first `columns`
     columns (None: in all of them); the others are copied. For q|k|v of A heads of F numbers in one row, to turn q and
@@ -24,7 +24,7 @@ def rotary(x: Tensor, t: Tensor, *, heads: int, columns: int | None = None, base
     """
     (x,) = full_precision(x)
     if x.ndim != 2 or t.shape != x.shape[:1]:
-        raise ValueError(f"rotary: expected x (N, W) and t (N,), found {tuple(x.shape)} and {tuple(t.shape)}")
+        raise ValueError(f"rotary: expected x (N, D) and t (N,), found {tuple(x.shape)} and {tuple(t.shape)}")
     if t.is_floating_point() or t.is_complex() or t.dtype == torch.bool:
         raise TypeError(f"rotary: positions must be whole numbers, found {t.dtype}")
     columns = x.shape[1] if columns is None else columns

@@ -44,6 +44,8 @@ inline void check(bool ok, const char* what) {
   if (!ok) throw nb::value_error(what);
 }
 
+[[noreturn]] inline void refuse(const std::string& text) { throw nb::value_error(text.c_str()); }
+
 template <class A>
 int64_t size(const A& array, size_t axis) {
   return static_cast<int64_t>(array.shape(axis));
@@ -52,7 +54,7 @@ int64_t size(const A& array, size_t axis) {
 template <class A>
 auto pointer(const std::optional<A>& array, int64_t expected, const char* what) -> decltype(array->data()) {
   if (!array) return nullptr;
-  check(static_cast<int64_t>(array->size()) == expected, what);
+  if (static_cast<int64_t>(array->size()) != expected) refuse(std::string(what) + ", found " + std::to_string(array->size()));
   return array->data();
 }
 
@@ -65,7 +67,10 @@ auto shaped(const std::optional<A>& array, std::initializer_list<int64_t> shape,
     return nullptr;
   }
   size_t axis = 0;
-  for (const int64_t n : shape) check(size(*array, axis++) == n, what);
+  for (const int64_t n : shape) {
+    const int64_t found = size(*array, axis++);
+    if (found != n) refuse(std::string(what) + ", found " + std::to_string(found) + " for " + std::to_string(n));
+  }
   return array->data();
 }
 
@@ -76,9 +81,10 @@ inline unrolled::Rows rows_of(const Input<int64_t, 1>& start, const Input<int64_
   check(size(start, 0) == B && size(length, 0) == B, "start and length must have one number for each sequence");
   for (int64_t b = 0; b < B; ++b) {
     const int64_t n = length.data()[b], first = start.data()[b];
-    check(n >= 0 && n <= R, "a length lies outside [0, rows]");
-    const int64_t last = first + (n - 1) * step;
-    check(n == 0 || (first >= 0 && first < R && last >= 0 && last < R), "a sequence leaves the rows of memory");
+    const int64_t last = n > R ? -1 : first + (n - 1) * step;  // no product of numbers that nobody has looked at
+    if (n < 0 || (n > 0 && !(first >= 0 && first < R && last >= 0 && last < R)))
+      refuse("sequence " + std::to_string(b) + " (row " + std::to_string(first) + ", step " + std::to_string(step) +
+             ", length " + std::to_string(n) + ") leaves the " + std::to_string(R) + " rows of memory");
     tokens += n;
   }
   return {start.data(), length.data(), step};
@@ -120,7 +126,9 @@ inline void check_apart(const unrolled::Rows& rows, int64_t B, int64_t R) {
   for (int64_t b = 0; b < B; ++b)
     for (int64_t t = 0; t < rows.length[b]; ++t) {
       const auto row = static_cast<size_t>(rows.start[b] + t * rows.step);
-      check(!taken[row], "a row must not belong to two sequences");
+      if (taken[row])
+        refuse("a row must not belong to two sequences, row " + std::to_string(row) + " does: to sequence " + std::to_string(b) +
+               " and one before it");
       taken[row] = true;
     }
 }

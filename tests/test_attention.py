@@ -300,10 +300,10 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: attention(Q.int(), heads=2, queries=rows(4)), TypeError, "a floating dtype, found torch.int32"),
     (lambda: attention(Q, heads=2, queries=rows(4), slopes=Q[0, :1]), ValueError, "must be (2,), one for each head"),
     (lambda: dropped(p=1.5), ValueError, "must lie in [0, 1], found 1.5"),
-    (lambda: dropped(key=torch.arange(3)), ValueError, "key of 4 rows must be (4,), found (3,)"),
-    (lambda: dropped(t=torch.arange(8).view(4, 2)), ValueError, "t of 4 rows must be (4,), found (4, 2)"),
+    (lambda: dropped(key=torch.arange(3)), ValueError, "key must be (4,), found (3,)"),
+    (lambda: dropped(t=torch.arange(8).view(4, 2)), ValueError, "t must be (4,), found (4, 2)"),
     (lambda: dropped(t=torch.arange(4.0)), TypeError, "t must be torch.int64, found torch.float32"),
-    (lambda: dropped(seed=torch.zeros(1).long()), ValueError, "seed of 4 rows must be (), found (1,)"),
+    (lambda: dropped(seed=torch.zeros(1).long()), ValueError, "seed must be (), found (1,)"),
 ]
 
 

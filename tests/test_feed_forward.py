@@ -167,7 +167,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"weight_gate": None}, ValueError, "bias_gate belongs to weight_gate"),
     ({"bias2": torch.zeros(5)}, TypeError, "one dtype and device"),
     ({"dropping": Dropping(1.5, torch.tensor(1), 0, torch.arange(7), torch.arange(7))}, ValueError, "found 1.5"),
-    ({"dropping": Dropping(0.5, torch.tensor(1), 0, torch.arange(7), torch.arange(6))}, ValueError, "of 7 rows"),
+    ({"dropping": Dropping(0.5, torch.tensor(1), 0, torch.arange(7), torch.arange(6))}, ValueError, r"must be \(7,\)"),
 ]
 
 

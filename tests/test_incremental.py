@@ -185,6 +185,49 @@ def test_wrong_steps() -> None:
             model.begin(sequences, capacity=capacity)
 
 
+@pytest.mark.parametrize("name", ["TransformerEncoder", "TransformerDecoder"])
+@pytest.mark.parametrize("inside", range(4))
+def test_a_state_goes_in_and_out_of_inference_mode(name: str, inside: int) -> None:
+    """It begins, grows, is selected from or steps there."""
+    model = build(unrolled.nn, name, batch_first=True)
+    x, memory = torch.randn(2, BATCH, 3, WIDTH, dtype=torch.float64)
+    order = torch.tensor([2, 0, 0])
+    with torch.inference_mode(inside == 0):
+        state = begin(model, name, memory, capacity=1)
+    model.step(x[:, :1], state)
+    with torch.inference_mode(inside == 1):
+        model.step(x[:, 1:2], state)
+    with torch.inference_mode(inside == 2):
+        state.select(order)
+    with torch.inference_mode(inside == 3):
+        model.step(x[order, 2:2], state)
+    found = model.step(x[order, 2:], state)
+    close(found, whole(model, name, x[order], memory[order])[:, 2:], TRANSFORMER)
+
+
+@pytest.mark.parametrize("option", ["add_bias_kv", "add_zero_attn"])
+@pytest.mark.parametrize("name", ["TransformerEncoder", "TransformerDecoder"])
+def test_what_cannot_be_kept_is_refused_where_a_state_begins(name: str, option: str) -> None:
+    model = build(unrolled.nn, name, batch_first=True)
+    x, state = torch.randn(BATCH, 1, WIDTH, dtype=torch.float64), model.begin(*begin_of(name))
+    own = unrolled.nn.MultiheadAttention(WIDTH, 2, batch_first=True, dtype=torch.float64, **{option: True})
+    model.layers[1].self_attn = own
+    for call in (lambda: model.begin(*begin_of(name)), lambda: model.step(x, state)):
+        with pytest.raises(ValueError, match="keeps no keys of a self-attention with add_bias_kv, add_zero_attn"):
+            call()
+
+
+def begin_of(name: str) -> tuple[Any]:
+    return (BATCH,) if name == "TransformerEncoder" else (torch.randn(BATCH, 2, WIDTH, dtype=torch.float64),)
+
+
+def test_a_state_of_another_dtype_is_named() -> None:
+    model = build(unrolled.nn, "TransformerEncoder", batch_first=True)
+    state = model.begin(BATCH)
+    with pytest.raises(TypeError, match=r"the state holds torch\.float64, the model computes torch\.float32"):
+        model.float().step(torch.randn(BATCH, 1, WIDTH), state)
+
+
 def test_a_failed_step_can_be_taken_again(backend: str) -> None:
     model = build(unrolled.nn, "TransformerEncoder", batch_first=True)
     x = torch.randn(BATCH, 2, WIDTH, dtype=torch.float64)

@@ -324,7 +324,7 @@ def test_a_learned_mask_receives_its_gradient(backend: str) -> None:
     ("arguments", "message"),
     [
         ((8, 3), "multiple of num_heads, found 8 and 3"),
-        ((0, 1), "found 0 and 1"),
+        ((0, 1), "embed_dim must be at least 1, found 0"),
         ((8, 2, 1.5), "found 1.5"),
         ((8, 2, -0.1), "found -0.1"),
     ],

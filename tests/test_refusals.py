@@ -12,11 +12,20 @@ import torch
 import torch.nn.utils.prune
 
 from unrolled import Ragged, nn, use
-from unrolled.ops.recurrence import Weights, recurrence
+from unrolled.ops.activation import activation
+from unrolled.ops.additive_attention import additive_attention
+from unrolled.ops.attention import attention
+from unrolled.ops.dropout import dropout
+from unrolled.ops.layer_norm import layer_norm
+from unrolled.ops.recurrence import Weights, Zoneout, recurrence
+from unrolled.ops.residual_norm import residual_norm
+from unrolled.ops.rms_norm import rms_norm
+from unrolled.ops.rotary import rotary
 from unrolled.ragged import Rows
 
 X = torch.randn(6, 3, 4)
 LOGITS = torch.randn(2, 3)
+ENCODER = nn.TransformerEncoderLayer(4, 2)
 
 
 def rnn(*args: Any, **options: Any) -> Any:
@@ -48,10 +57,119 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: nn.Linear(4, 6)(torch.tensor(1.0)), ValueError, "expected x (..., 4), found shape ()"),
     (lambda: nn.CrossEntropyLoss(reduction="bogus")(LOGITS, torch.tensor([0, 1])), ValueError, "found 'bogus'"),
     (lambda: nn.CrossEntropyLoss()(LOGITS, torch.tensor([True, False])), TypeError, "found torch.bool"),
+    (lambda: nn.SinusoidalPositions(4)(X.int()), TypeError, "floating dtype, found torch.int32"),
+    (lambda: nn.LearnedPositions(9, 4)(Ragged(X[0].long(), [0, 3])), TypeError, "floating dtype, found torch.int64"),
+    (lambda: nn.SinusoidalPositions(8.0), TypeError, "d_model must be a whole number, found 8.0"),  # type: ignore[arg-type]
+    (lambda: nn.LearnedPositions(9.0, 4), TypeError, "max_positions must be a whole number, found 9.0"),  # type: ignore[arg-type]
+    (lambda: nn.GRU(4, 6.0), TypeError, "hidden_size must be a whole number, found 6.0"),  # type: ignore[arg-type]
+    (lambda: nn.LayerNorm(4, eps=-1), ValueError, "at least 0, found -1"),
+    (lambda: nn.RMSNorm(4, -1e-5), ValueError, "at least 0, found -1e-05"),
+    (lambda: nn.LinearCrossEntropyLoss(4, 3, label_smoothing=2.0), ValueError, "must lie in [0, 1], found 2.0"),
+    (lambda: nn.LinearCrossEntropyLoss(4, 3, class_weight=torch.ones(4)), ValueError, "must be (3,), found (4,)"),
+    (lambda: nn.LinearCrossEntropyLoss(4, 3, class_weight=[1.0] * 3), TypeError, "tensor or None, found list"),  # type: ignore[arg-type]
+    (lambda: nn.LinearCrossEntropyLoss(4, 3, weight=torch.ones(3, 4)), TypeError, "Parameter, found Tensor"),  # type: ignore[arg-type]
+    (lambda: nn.TransformerEncoderLayer("8", 2), TypeError, "embed_dim must be a whole number, found '8'"),  # type: ignore[arg-type]
+    (lambda: nn.TransformerDecoderLayer(8, 2.0), TypeError, "num_heads must be a whole number, found 2.0"),  # type: ignore[arg-type]
+    (lambda: nn.TransformerEncoderLayer(8, 2, activation=None), TypeError, "a name or a function, found None"),  # type: ignore[arg-type]
+    (lambda: nn.Transformer(8, 2, 1, 1, 8, layer_norm_eps=-1, norm="rms"), ValueError, "at least 0, found -1"),
+    (lambda: nn.TransformerEncoder(ENCODER, 1, "layer"), TypeError, "a module or None, found 'layer'"),  # type: ignore[arg-type]
+    (lambda: nn.TransformerDecoder(nn.TransformerDecoderLayer(4, 2), 1, 3), TypeError, "None, found 3"),  # type: ignore[arg-type]
+    (lambda: nn.TransformerEncoder(ENCODER, 1).begin(2.5), TypeError, "whole numbers, found 2.5 and 64"),  # type: ignore[arg-type]
+    (lambda: nn.TransformerEncoder(ENCODER, 1).begin(capacity=2.5), TypeError, "found 1 and 2.5"),  # type: ignore[arg-type]
 ]
 
 
 ROWS = Rows(torch.arange(2), 2, torch.tensor([3, 2]))
+Q, LONG = torch.randn(4, 6), torch.int64
+
+
+def rows(start: list[Any], length: list[Any], dtype: torch.dtype = LONG, step: int = 1) -> Rows:
+    return Rows(torch.tensor(start, dtype=dtype), step, torch.tensor(length, dtype=dtype))
+
+
+GOOD = rows([0, 2], [2, 2])
+
+
+def attend(queries: Rows = GOOD, keys: Rows = GOOD, x: torch.Tensor = Q, **options: Any) -> Any:
+    return attention(x, x, x, **({"heads": 2, "queries": queries, "keys": keys} | options))
+
+
+def read(queries: Rows = GOOD, keys: Rows = GOOD) -> Any:
+    return additive_attention(Q, Q, Q, torch.ones(6), queries=queries, keys=keys)
+
+
+def recur(where: Rows = GOOD, zoneout: Zoneout | None = None) -> Any:
+    weights = Weights(torch.ones(5, 6), torch.ones(5, 5))
+    return recurrence("rnn_tanh", Q, [torch.zeros(1, 2, 5)], weights, where, zoneout=zoneout)
+
+
+def numbers(shape: tuple[int, ...] = (4,), dtype: torch.dtype = LONG) -> torch.Tensor:
+    return torch.zeros(shape, dtype=dtype)
+
+
+def drop(x: torch.Tensor = Q, p: float = 0.5, **changed: torch.Tensor) -> Any:
+    given = {"seed": numbers(()), "key": numbers(), "t": numbers()} | changed
+    return dropout(x, p, layer=0, **given)
+
+
+def zone(h: float = 0.5, seed: torch.Tensor | None = None, keys: torch.Tensor | None = None) -> Any:
+    return recur(zoneout=Zoneout(h, 0.0, seed, numbers((2,)) if keys is None else keys, 0))
+
+
+OUTSIDE = "leaves the 4 rows of memory"
+OPERATORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
+    *(
+        (lambda call=call, wrong=wrong: call(wrong), ValueError, message)  # type: ignore[misc]
+        for call in (attend, read, recur, lambda wrong: attend(keys=wrong), lambda wrong: read(keys=wrong))
+        for wrong, message in (
+            (rows([0, 2], [2, 3]), f"sequence 1 (row 2, step 1, length 3) {OUTSIDE}"),
+            (rows([-1, 2], [2, 2]), f"sequence 0 (row -1, step 1, length 2) {OUTSIDE}"),
+            (rows([1, 0], [1, -1]), f"sequence 1 (row 0, step 1, length -1) {OUTSIDE}"),
+            (rows([4, 0], [1, 1]), f"sequence 0 (row 4, step 1, length 1) {OUTSIDE}"),
+            (rows([1, 3], [1, 3], step=-2), f"sequence 1 (row 3, step -2, length 3) {OUTSIDE}"),
+            (rows([0, 1, 2], [2, 2]), "must be (2,), one for each sequence, found (3,) and (2,)"),
+        )
+    ),
+    *(
+        (lambda call=call: call(rows([0, 2], [2, 2], torch.int32)), TypeError, "found torch.int32 and torch.int32")  # type: ignore[misc]
+        for call in (attend, read, recur, lambda wrong: attend(keys=wrong), lambda wrong: read(keys=wrong))
+    ),
+    (lambda: recur(rows([0], [2])), ValueError, "must be (2,), one for each sequence, found (1,) and (1,)"),
+    (lambda: drop(p=2.0), ValueError, "must lie in [0, 1], found 2.0"),
+    (lambda: drop(seed=torch.tensor(1.0)), TypeError, "seed must be torch.int64, found torch.float32"),
+    (lambda: drop(seed=numbers((1,))), ValueError, "seed must be (), found (1,)"),
+    (lambda: drop(key=numbers(dtype=torch.int32)), TypeError, "key must be torch.int64, found torch.int32"),
+    (lambda: drop(t=numbers((3,))), ValueError, "t must be (4,), found (3,)"),
+    (lambda: zone(1.5), ValueError, "must lie in [0, 1], found 1.5 and 0.0"),
+    (lambda: zone(seed=torch.tensor(1.0)), TypeError, "seed must be torch.int64, found torch.float32"),
+    (lambda: zone(keys=numbers((3,))), ValueError, "keys must be (2,), found (3,)"),
+    (lambda: attention(*[Q[:, :0]] * 3, heads=1, queries=GOOD, keys=GOOD), ValueError, "F at least 1; found (4, 0)"),
+    (lambda: attend(slopes=torch.ones(3)), ValueError, "slopes must be (2,), one for each head, found (3,)"),
+    (
+        lambda: attend(rows([0], [4]), rows([0], [4]), mask=torch.ones(1, 1, 2, 4)),
+        ValueError,
+        "found shape (1, 1, 2, 4)",
+    ),
+    (lambda: attend(x=Q.int()), TypeError, "attention: expected a floating dtype, found torch.int32"),
+    (lambda: activation(Q.int(), "relu"), TypeError, "activation: expected a floating dtype, found torch.int32"),
+    (lambda: rotary(Q.int(), torch.arange(4), heads=1), TypeError, "rotary: expected a floating dtype"),
+    (lambda: drop(Q.int()), TypeError, "dropout: expected a floating dtype, found torch.int32"),
+    (lambda: nn.MSELoss()(Q.int(), Q.int()), TypeError, "expected a floating dtype, found torch.int32"),
+    (lambda: nn.CrossEntropyLoss()(Q.int(), numbers()), TypeError, "expected a floating dtype, found torch.int32"),
+    (lambda: nn.CrossEntropyLoss(torch.ones(5))(Q, numbers()), ValueError, "class_weight (6,), found (5,)"),
+    (lambda: nn.CrossEntropyLoss(torch.ones(6).double())(Q, numbers()), TypeError, "torch.float64 on cpu"),
+    (lambda: layer_norm(Q, epsilon=-1.0), ValueError, "epsilon of a norm must be at least 0, found -1.0"),
+    (lambda: rms_norm(Q, epsilon=float("nan")), ValueError, "epsilon of a norm must be at least 0, found nan"),
+    (lambda: residual_norm(Q, Q, kind="layer", epsilon=-1.0), ValueError, "must be at least 0, found -1.0"),
+]
+
+
+@pytest.mark.parametrize("case", range(len(OPERATORS)))
+@pytest.mark.parametrize("own", ["auto", "equations"])
+def test_an_operator_names_a_mistake_in_our_words(own: Any, case: int) -> None:
+    call, kind, message = OPERATORS[case]
+    with use(own), pytest.raises(kind, match=re.escape(message)):
+        call()
 
 
 @pytest.mark.parametrize(

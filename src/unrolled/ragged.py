@@ -148,6 +148,16 @@ class Rows(NamedTuple):
     def longest(self) -> int:
         return int(self.length.max()) if len(self.length) else 0
 
+    def check(self, count: int) -> None:
+        """Errors: ValueError for a sequence that does not lie within `count` rows."""
+        last = self.start + (self.length - 1) * self.step
+        low, high = torch.minimum(self.start, last), torch.maximum(self.start, last)
+        wrong = ((low < 0) | (high >= count)) & (self.length > 0) | (self.length < 0)
+        if readable(wrong) and bool(wrong.any()):
+            b = int(wrong.int().argmax())
+            found = f"row {int(self.start[b])}, step {self.step}, length {int(self.length[b])}"
+            raise ValueError(f"sequence {b} ({found}) leaves the {count} rows of memory")
+
     def reverse(self) -> Rows:
         """The same rows walked from the last step to the first."""
         return Rows(self.start + (self.length - 1) * self.step, -self.step, self.length)
@@ -155,6 +165,7 @@ class Rows(NamedTuple):
 
 def pad_rows(x: Tensor, rows: Rows) -> Tensor:
     """(B, T, ...) the steps of each sequence out of `x` (R, ...), T the longest; 0 beyond a length."""
+    rows.check(x.shape[0])
     live, index = _steps(rows)
     return x.new_zeros(*live.shape, *x.shape[1:]).index_put((live,), x[index])
 

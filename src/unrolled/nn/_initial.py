@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from numbers import Integral
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +14,15 @@ from unrolled.ops.recurrence import CELLS
 _CONSTANT = {"norm_ih": 1, "norm_hh": 1, "norm_c": 1, "bias_c": 0, "initial_state": 0, "initial_memory": 0}
 
 
+def is_whole(x: object) -> bool:
+    return isinstance(x, Integral)
+
+
 def check_sizes(input_size: int, **at_least_one: int) -> None:
-    """Errors: ValueError for a negative input_size, and for another size below 1."""
+    """Errors: TypeError for what is no whole number; ValueError for a negative input_size, another size below 1."""
+    for name, size in {"input_size": input_size, **at_least_one}.items():
+        if not is_whole(size):
+            raise TypeError(f"{name} must be a whole number, found {size!r}")
     for name, size in at_least_one.items():
         if size < 1:
             raise ValueError(f"{name} must be at least 1, found {size}")

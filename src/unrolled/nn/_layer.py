@@ -44,9 +44,11 @@ RMS_NORM = (RMSNorm, nn.RMSNorm)
 
 
 def activation_function(activation: str | Activation) -> Activation:
-    """Errors: ValueError for a name that is none of "relu", "gelu", "gelu_tanh", "silu"."""
-    if not isinstance(activation, str):
+    """Errors: ValueError for a name other than "relu", "gelu", "gelu_tanh", "silu"; TypeError for what is no name."""
+    if callable(activation):
         return activation
+    if not isinstance(activation, str):
+        raise TypeError(f"activation must be a name or a function, found {activation!r}")
     if activation not in _FUNCTIONS:
         raise ValueError(f"activation must be one of {', '.join(_FUNCTIONS)} or a function, found {activation!r}")
     return _FUNCTIONS[activation]

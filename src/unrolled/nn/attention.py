@@ -12,6 +12,7 @@ from unrolled.equations.dropout import Dropping
 from unrolled.equations.positions import alibi_slopes
 from unrolled.nn._forms import Batch
 from unrolled.nn._hooks import plain
+from unrolled.nn._initial import check_sizes
 from unrolled.nn._masks import Masks, attention_mask, both, over_keys, padding, self_attention_masks
 from unrolled.nn._tokens import Tokens, enter, padded_weights
 from unrolled.ops.attention import attention
@@ -157,7 +158,9 @@ class MultiheadAttention(nn.MultiheadAttention):
 
         With a cache the new tokens read what came before too, and are written beside it.
         """
-        if self.in_proj_weight is None or self.bias_k is not None or self.add_zero_attn:
+        if not self._in_one:
+            if cache is not None:
+                self.check_cached()
             return self.read(x, self.memory(x), masks, dropping, need_weights)
         width = self.embed_dim
         qkv = linear(x.values, self.in_proj_weight, self.in_proj_bias)
@@ -165,8 +168,20 @@ class MultiheadAttention(nn.MultiheadAttention):
             qkv = rotary(qkv, x.place()[1], heads=2 * self.num_heads, columns=2 * width)
         if cache is None:
             return self._out(qkv, None, None, x.rows, None, masks, dropping, need_weights)
+        if cache.key_value.dtype is not qkv.dtype:
+            raise TypeError(f"the state holds {cache.key_value.dtype}, the model computes {qkv.dtype}: begin again")
         cache.key_value.index_copy_(0, cache.row, qkv[:, width:])
         return self._out(qkv[:, :width], cache.key_value, None, x.rows, cache.rows, masks, dropping, need_weights)
+
+    @property
+    def _in_one(self) -> bool:
+        """Whether queries, keys and values are one product, and nothing else stands behind the keys."""
+        return self.in_proj_weight is not None and self.bias_k is None and not self.add_zero_attn
+
+    def check_cached(self) -> None:
+        """Errors: ValueError where the keys of what came before cannot be kept."""
+        if not self._in_one:
+            raise ValueError("a State keeps no keys of a self-attention with add_bias_kv, add_zero_attn, kdim or vdim")
 
     def memory(self, keys: Tokens, values: Tokens | None = None) -> Memory:
         """What queries read of these tokens; `values` where those are others."""
@@ -291,7 +306,8 @@ def _causal(queries: Rows, keys: Rows, longest: int, j: Tensor) -> Tensor:
 
 
 def check_attention(embed_dim: int, num_heads: int, dropout: float, positions: str | None) -> None:
-    if embed_dim < 1 or num_heads < 1 or embed_dim % num_heads:
+    check_sizes(0, embed_dim=embed_dim, num_heads=num_heads)
+    if embed_dim % num_heads:
         raise ValueError(f"embed_dim must be a multiple of num_heads, found {embed_dim} and {num_heads}")
     if not 0 <= dropout <= 1:
         raise ValueError(f"dropout must lie in [0, 1], found {dropout}")

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from unrolled.nn._forms import Batch
+from unrolled.nn._initial import is_whole
 from unrolled.nn._masks import Masks
 from unrolled.nn._tokens import Tokens, enter
 from unrolled.nn.attention import Cache, Memory
+from unrolled.ops._backend import full_precision
 from unrolled.ragged import Lengths, Rows, integers
 
 if TYPE_CHECKING:
@@ -36,6 +38,8 @@ class State:
         memory: Sequence[Memory] = (),
         memory_masks: Masks = Masks(False, None),  # noqa: B008
     ) -> None:
+        if not (is_whole(sequences) and is_whole(capacity)):
+            raise TypeError(f"sequences and capacity must be whole numbers, found {sequences!r} and {capacity!r}")
         if sequences < 0 or capacity < 1:
             raise ValueError(f"sequences must be at least 0 and capacity 1, found {sequences} and {capacity}")
         self.memory, self.memory_masks = list(memory), memory_masks
@@ -47,7 +51,9 @@ class State:
         self._source = self._index
         self.lengths = torch.zeros_like(self._index)
         self.one_token: Step | None = None
-        self.key_value = [like.new_zeros(sequences * capacity, 2 * width) for _ in range(layers)]
+        (like,) = full_precision(like[:0])
+        with torch.inference_mode(False):  # they outlive an inference_mode, and are written to outside of it
+            self.key_value = [like.new_zeros(sequences * capacity, 2 * width) for _ in range(layers)]
 
     def enter(
         self, x: Batch, lengths: Lengths | None, keys: Lengths | None, batch_first: bool, layers: int, memories: int
@@ -87,7 +93,8 @@ class State:
         if index.ndim != 1:
             raise ValueError(f"sequences must be indices in one dimension, found shape {tuple(index.shape)}")
         shape = (len(self._index), self._capacity, 2 * self.width)
-        self.key_value = [kv.view(shape)[index].flatten(0, 1) for kv in self.key_value]
+        with torch.inference_mode(False):
+            self.key_value = [kv.view(shape)[index].flatten(0, 1) for kv in self.key_value]
         self.lengths = self.lengths[index]
         self._index = torch.arange(len(index), device=index.device)
         self._one = torch.ones_like(self._index)
@@ -126,9 +133,10 @@ class State:
         count = len(self._index)
         self.start = self._index * self._capacity
         for layer, kv in enumerate(self.key_value):
-            wider = kv.new_zeros(count, self._capacity, kv.shape[1])
-            wider[:, :old] = kv.view(count, old, kv.shape[1])
-            self.key_value[layer] = wider.flatten(0, 1)
+            with torch.inference_mode(False):
+                wider = kv.new_zeros(count * self._capacity, kv.shape[1])
+            wider.view(count, self._capacity, kv.shape[1])[:, :old] = kv.view(count, old, kv.shape[1])
+            self.key_value[layer] = wider
 
 
 def _selected(memory: Memory, index: Tensor) -> Memory:

@@ -52,7 +52,7 @@ class CrossEntropyLoss(nn.CrossEntropyLoss):
         counted = flat != self.ignore_index
         weights = counted.to(loss.dtype)
         if self.weight is not None:
-            weights = torch.where(counted, self.weight[torch.where(counted, flat, 0)], 0)
+            weights = torch.where(counted, self.weight.to(loss.dtype)[torch.where(counted, flat, 0)], 0)
         total = weights.sum()
         return loss.sum() / torch.where(total == 0, 1, total)
 
@@ -66,7 +66,8 @@ class LinearCrossEntropyLoss(nn.Module):
     - `weight`: a parameter of another module to be shared, such as that of the embedding (tied weights).
 
     Source: `equations.linear_cross_entropy`.
-    Errors: ValueError for a size below 1, a weight of another shape, another reduction than "mean" and "sum".
+    Errors: ValueError for a size below 1, a weight of another shape, another reduction than "mean" and "sum", a
+    smoothing outside [0, 1]; TypeError for a shared weight that is no Parameter.
     """
 
     class_weight: Tensor | None
@@ -89,7 +90,15 @@ class LinearCrossEntropyLoss(nn.Module):
         check_sizes(0, in_features=in_features, num_classes=num_classes)
         if reduction not in ("mean", "sum"):
             raise ValueError(f'reduction must be "mean" or "sum", found {reduction!r}')
+        if not 0 <= label_smoothing <= 1:
+            raise ValueError(f"label_smoothing must lie in [0, 1], found {label_smoothing}")
+        if class_weight is not None and not isinstance(class_weight, Tensor):
+            raise TypeError(f"class_weight must be a tensor or None, found {type(class_weight).__name__}")
+        if class_weight is not None and class_weight.shape != (num_classes,):
+            raise ValueError(f"class_weight must be ({num_classes},), found {tuple(class_weight.shape)}")
         shape = (num_classes, in_features)
+        if weight is not None and not isinstance(weight, nn.Parameter):
+            raise TypeError(f"a shared weight must be a Parameter, found {type(weight).__name__}")
         if weight is not None and weight.shape != shape:
             raise ValueError(f"a shared weight must be {shape}, found {tuple(weight.shape)}")
         self.in_features, self.num_classes = in_features, num_classes

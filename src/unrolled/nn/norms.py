@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from typing import TypeVar
 
+import torch
 from torch import Tensor, nn
 
+from unrolled.ops._norm import check_epsilon
 from unrolled.ops.layer_norm import layer_norm
 from unrolled.ops.rms_norm import rms_norm
 from unrolled.ragged import Ragged
@@ -17,8 +19,20 @@ Values = TypeVar("Values", Tensor, Ragged)
 class LayerNorm(nn.LayerNorm):
     """torch.nn.LayerNorm; in a Ragged the last axes of its values are normalised. A nested tensor is torch's own code.
 
-    Errors: ValueError for an input that does not end with `normalized_shape`.
+    Errors: ValueError for an input that does not end with `normalized_shape`, and for eps below 0.
     """
+
+    def __init__(
+        self,
+        normalized_shape: int | list[int] | torch.Size,
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        check_epsilon(eps)
+        super().__init__(normalized_shape, eps, elementwise_affine, bias, device, dtype)
 
     def forward(self, input: Values) -> Values:
         if isinstance(input, Ragged):
@@ -32,8 +46,19 @@ class LayerNorm(nn.LayerNorm):
 class RMSNorm(nn.RMSNorm):
     """torch.nn.RMSNorm; in a Ragged the last axes of its values are normalised. A nested tensor is torch's own code.
 
-    Errors: ValueError for an input that does not end with `normalized_shape`.
+    Errors: ValueError for an input that does not end with `normalized_shape`, and for eps below 0.
     """
+
+    def __init__(
+        self,
+        normalized_shape: int | list[int] | torch.Size,
+        eps: float | None = None,
+        elementwise_affine: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        check_epsilon(eps)
+        super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)
 
     def forward(self, x: Values) -> Values:
         if isinstance(x, Ragged):

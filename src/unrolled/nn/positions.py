@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from unrolled.equations.positions import sinusoidal
 from unrolled.nn._forms import Batch, read
+from unrolled.nn._initial import check_sizes
 from unrolled.ops.embedding import embedding
 from unrolled.ragged import Lengths, check_keys, readable
 
@@ -19,8 +20,7 @@ _STANDARD_DEVIATION = 0.02  # of Devlin 2018
 class _Positions(nn.Module, ABC):
     def __init__(self, d_model: int, batch_first: bool) -> None:
         super().__init__()
-        if d_model < 1:
-            raise ValueError(f"d_model must be at least 1, found {d_model}")
+        check_sizes(0, d_model=d_model)
         self.d_model, self.batch_first = d_model, batch_first
 
     def forward(self, input: Batch, *, start: Lengths | int | None = None) -> Any:
@@ -29,13 +29,13 @@ class _Positions(nn.Module, ABC):
         Shapes: input (T, B, D), with `batch_first` (B, T, D); (T, D) for one sequence; a PackedSequence; a jagged
         nested tensor (B, *, D); a Ragged of (N, D). `start`: the position of the first token, for all sequences or
         (B,) for each; 0 without it. In incremental decoding that is how many tokens came before.
-        Errors: ValueError for another width and for a start below 0.
+        Errors: ValueError for another width and for a start below 0; TypeError for an input of whole numbers.
         """
         if isinstance(input, Tensor) and not input.is_nested and input.ndim in (2, 3):
-            self._check_width(input.shape[-1])
+            self._check(input)
             return input + self._vectors(self._of_padded(input, start), input.dtype)
         form = read(input, None, self.batch_first)
-        self._check_width(form.values.shape[1])
+        self._check(form.values)
         sequence, t = form.positions()
         first = _first(start, len(form.rows.length), t.device)
         t = t + (first[sequence] if isinstance(first, Tensor) else first)
@@ -53,9 +53,11 @@ class _Positions(nn.Module, ABC):
             return t + (first[:, None] if time else first)
         return t + first
 
-    def _check_width(self, width: int) -> None:
-        if width != self.d_model:
-            raise ValueError(f"these positions have {self.d_model} features, the input has {width}")
+    def _check(self, x: Tensor) -> None:
+        if not x.is_floating_point():
+            raise TypeError(f"positions are added to a floating dtype, found {x.dtype}")
+        if x.shape[-1] != self.d_model:
+            raise ValueError(f"these positions have {self.d_model} features, the input has {x.shape[-1]}")
 
     @abstractmethod
     def _vectors(self, t: Tensor, dtype: torch.dtype) -> Tensor:
@@ -97,8 +99,7 @@ class LearnedPositions(_Positions):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(d_model, batch_first)
-        if max_positions < 1:
-            raise ValueError(f"max_positions must be at least 1, found {max_positions}")
+        check_sizes(0, max_positions=max_positions)
         self.max_positions = max_positions
         self.weight = nn.Parameter(torch.empty(max_positions, d_model, device=device, dtype=dtype))
         self.reset_parameters()

@@ -14,6 +14,7 @@ from unrolled.nn._layer import Activation, enter_self, normalise
 from unrolled.nn._masks import Masks
 from unrolled.nn._one_token import one_token
 from unrolled.nn._tokens import Tokens, enter, padded_weights
+from unrolled.nn.attention import MultiheadAttention
 from unrolled.nn.decoding import State
 from unrolled.nn.norms import LayerNorm, RMSNorm
 from unrolled.nn.transformer_layers import TransformerDecoderLayer, TransformerEncoderLayer
@@ -41,7 +42,7 @@ class TransformerEncoder(nn.Module):
         super().__init__()
         self.layers = _copies(encoder_layer, num_layers, TransformerEncoderLayer)
         self.num_layers = num_layers
-        self.norm = norm
+        self.norm = _norm(norm)
         self.enable_nested_tensor, self.mask_check = enable_nested_tensor, mask_check
 
     def forward(
@@ -90,7 +91,7 @@ class TransformerEncoder(nn.Module):
 
     def begin(self, sequences: int = 1, *, capacity: int = 64) -> State:
         """An empty state, for `step`: this encoder as a decoder-only model. It grows beyond `capacity` by itself."""
-        first = _first(self).self_attn
+        first = _cached(self.layers)
         return State(sequences, len(self.layers), first.in_proj_weight, first.embed_dim, capacity)
 
     @torch.no_grad()
@@ -119,7 +120,7 @@ class TransformerDecoder(nn.Module):
         super().__init__()
         self.layers = _copies(decoder_layer, num_layers, TransformerDecoderLayer)
         self.num_layers = num_layers
-        self.norm = norm
+        self.norm = _norm(norm)
 
     def forward(
         self,
@@ -185,7 +186,8 @@ class TransformerDecoder(nn.Module):
         """A state for `step`, with each layer's keys and values of the memory. It grows beyond `capacity` by itself."""
         first = _first(self).multihead_attn
         m = enter(memory, first.batch_first, first.kdim, memory_lengths, memory_key_padding_mask)
-        like, width = _first(self).self_attn.in_proj_weight, _first(self).self_attn.embed_dim
+        own = _cached(self.layers)
+        like, width = own.in_proj_weight, own.embed_dim
         read = [cast(TransformerDecoderLayer, layer).multihead_attn.memory(m) for layer in self.layers]
         return State(m.sequences, len(read), like, width, capacity, read, Masks(False, m.keep))
 
@@ -341,6 +343,19 @@ def _copies(layer: nn.Module, count: int, kind: type[nn.Module]) -> nn.ModuleLis
 
 def _first(module: Any) -> Any:
     return module.layers[0]
+
+
+def _cached(layers: Any) -> MultiheadAttention:
+    """The first self-attention, of layers that can all keep what came before."""
+    for layer in layers:
+        layer.self_attn.check_cached()
+    return layers[0].self_attn  # type: ignore[no-any-return]
+
+
+def _norm(norm: Any) -> Any:
+    if norm is not None and not callable(norm):
+        raise TypeError(f"norm must be a module or None, found {norm!r}")
+    return norm
 
 
 def _normalised(x: Tensor, norm: nn.Module | None) -> Tensor:

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from unrolled.equations.dropout import Dropping
+from unrolled.ragged import Rows
 
 Backend = Literal["auto", "core", "equations"]
+HALF = (torch.float16, torch.bfloat16)
 BUILD_COMMAND = "pip install --force-reinstall --no-deps .   (in the sources, with a C++17 compiler)"
 
 try:
@@ -73,35 +75,52 @@ def on_core(*tensors: Tensor) -> bool:
     return fits and core is not None
 
 
-def full_precision(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Under autocast our arithmetic is float32: half and bfloat16 that come in are cast."""
-    device = tensors[0].device.type
+def full_precision(x: Tensor, *others: Tensor | None) -> tuple[Any, ...]:
+    """Under autocast our arithmetic is float32: half and bfloat16 are cast, of inputs, states and parameters alike."""
+    if not torch._C._is_any_autocast_enabled():
+        return x, *others
+    device = x.device.type
     if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
-        return tensors
-    return tuple(t.float() if t.dtype in (torch.float16, torch.bfloat16) else t for t in tensors)
+        return x, *others
+    return tuple(t.float() if t is not None and t.dtype in HALF else t for t in (x, *others))
 
 
-def one_kind(name: str, *tensors: Tensor | None) -> None:
+def one_kind(name: str, x: Tensor, *others: Tensor | None) -> None:
     """TypeError, with what was found, unless all have one floating dtype and one device."""
-    given = [t for t in tensors if t is not None]
-    dtype, device = given[0].dtype, given[0].device
+    dtype, device = x.dtype, x.device
     if not dtype.is_floating_point:
         raise TypeError(f"{name}: expected a floating dtype, found {dtype}")
-    if any(t.dtype is not dtype or t.device != device for t in given):
-        found = ", ".join(dict.fromkeys(f"{t.dtype} on {t.device}" for t in given))
-        raise TypeError(f"{name}: inputs, states and parameters must have one dtype and device, found {found}")
+    for t in others:
+        if t is not None and (t.dtype is not dtype or t.device != device):
+            found = ", ".join(dict.fromkeys(f"{t.dtype} on {t.device}" for t in (x, *others) if t is not None))
+            raise TypeError(f"{name}: inputs, states and parameters must have one dtype and device, found {found}")
+
+
+def check_rows(rows: Rows, sequences: int) -> None:
+    """Errors: TypeError for another dtype than int64, ValueError for another number of sequences."""
+    start, _, length = rows
+    if start.dtype is not torch.int64 or length.dtype is not torch.int64:
+        raise TypeError(f"start and length of rows must be torch.int64, found {start.dtype} and {length.dtype}")
+    if start.shape != (sequences,) or length.shape != (sequences,):
+        found = f"{tuple(start.shape)} and {tuple(length.shape)}"
+        raise ValueError(f"start and length of rows must be ({sequences},), one for each sequence, found {found}")
 
 
 def check_dropping(dropping: Dropping, rows: int) -> None:
     """Errors: ValueError for a probability or a shape that does not fit, TypeError for another dtype than int64."""
     if not 0 <= dropping.p <= 1:
         raise ValueError(f"the dropout probability must lie in [0, 1], found {dropping.p}")
-    for name, shape in (("seed", ()), ("key", (rows,)), ("t", (rows,))):
-        x = getattr(dropping, name)
-        if x.dtype != torch.int64:
-            raise TypeError(f"dropout: {name} must be torch.int64, found {x.dtype}")
-        if x.shape != shape:
-            raise ValueError(f"dropout: {name} of {rows} rows must be {shape}, found {tuple(x.shape)}")
+    check_numbers("dropout: seed", dropping.seed, ())
+    check_numbers("dropout: key", dropping.key, (rows,))
+    check_numbers("dropout: t", dropping.t, (rows,))
+
+
+def check_numbers(name: str, x: Tensor, shape: tuple[int, ...]) -> None:
+    """Errors: TypeError for another dtype than int64, ValueError for another shape."""
+    if x.dtype is not torch.int64:
+        raise TypeError(f"{name} must be torch.int64, found {x.dtype}")
+    if x.shape != shape:
+        raise ValueError(f"{name} must be {shape}, found {tuple(x.shape)}")
 
 
 def dropping_of(p: float, seed: Tensor | None, layer: int, key: Tensor | None, t: Tensor | None) -> Dropping | None:

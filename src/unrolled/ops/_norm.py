@@ -10,25 +10,30 @@ from torch import Tensor
 from unrolled.equations.layer_norm import LayerNormSaved, layer_norm_forward
 from unrolled.equations.residual_norm import ResidualNormSaved, residual_norm_backward, residual_norm_forward
 from unrolled.equations.rms_norm import RMSNormSaved, rms_norm_forward
-from unrolled.ops._backend import arrays, core, dropping_of, full_precision, on_core, one_kind
+from unrolled.ops._backend import HALF, arrays, core, dropping_of, full_precision, on_core, one_kind
 from unrolled.ops._register import register
-
-_HALF = (torch.float16, torch.bfloat16)
 
 
 def in_float(name: str, x: Tensor, *others: Tensor | None) -> list[Any]:
     """Half precision in float32, for sums of squares overflow there; the rest as it is, all of one kind."""
-    wide = [t.float() if t is not None and t.dtype in _HALF else t for t in (*full_precision(x), *others)]
+    wide: list[Any] = [t.float() if t is not None and t.dtype in HALF else t for t in (x, *others)]
     one_kind(name, *wide)
     return wide
 
 
 def out_dtype(x: Tensor) -> torch.dtype:
-    return full_precision(x)[0].dtype
+    return full_precision(x)[0].dtype  # type: ignore[no-any-return]
 
 
-def check_row(name: str, width: int, **rows: Tensor | None) -> None:
-    """Errors: ValueError for a gain or a bias that has not one number for each feature."""
+def check_epsilon(epsilon: float | None) -> None:
+    """Errors: ValueError for a number below 0, and for NaN."""
+    if epsilon is not None and not epsilon >= 0:
+        raise ValueError(f"epsilon of a norm must be at least 0, found {epsilon}")
+
+
+def check_row(name: str, width: int, epsilon: float | None, **rows: Tensor | None) -> None:
+    """Errors: ValueError for a gain or a bias that has not one number for each feature, and for epsilon below 0."""
+    check_epsilon(epsilon)
     for part, value in rows.items():
         if value is not None and value.shape != (width,):
             raise ValueError(f"{name}: {part} must be ({width},) for rows of {width}, found {tuple(value.shape)}")

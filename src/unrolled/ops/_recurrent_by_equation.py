@@ -27,6 +27,7 @@ Parts = list[Tensor]
 
 
 def equation_forward(p: Inputs) -> tuple[Tensor, State, Saved]:
+    p.rows.check(p.x.shape[0])
     cell, outputs = CELLS[p.cell].equation, []
     for d in range(p.directions):
         order, steps = live_rows(p.rows.reverse() if d else p.rows)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from unrolled.equations.activations import ActivationSaved, Kind, activation_backward, activation_forward
-from unrolled.ops._backend import arrays, core, equations_only, full_precision, on_core
+from unrolled.ops._backend import arrays, core, equations_only, full_precision, on_core, one_kind
 from unrolled.ops._register import apply, backward_op, register, with_signature
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -17,10 +17,11 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 def activation(x: Tensor, kind: Kind) -> Tensor:
     """The activation of that name of each number of x, of any shape; the equation is in `equations.activations`.
 
-    Errors: ValueError for a kind that is none of "relu", "gelu", "gelu_tanh", "silu".
+    Errors: ValueError for a kind that is none of "relu", "gelu", "gelu_tanh", "silu"; TypeError for whole numbers.
     """
     known("activation", kind)
     (x,) = full_precision(x)
+    one_kind("activation", x)
     if equations_only():
         return activation_forward(x, kind)[0]
     y: Tensor = apply(_Activation, x, kind)

@@ -12,7 +12,7 @@ from unrolled.equations.additive_attention import (
     additive_attention_backward,
     additive_attention_forward,
 )
-from unrolled.ops._backend import arrays, core, equations_only, full_precision, on_core, one_kind
+from unrolled.ops._backend import arrays, check_rows, core, equations_only, full_precision, on_core, one_kind
 from unrolled.ops._register import backward_op, call, register, with_signature
 from unrolled.ops.attention import check_steps
 from unrolled.ragged import Rows
@@ -37,7 +37,7 @@ def additive_attention(
     Errors: ValueError for shapes that do not fit, TypeError for dtypes. A second derivative is refused unless
     `unrolled.use("equations")`.
     """
-    q, k, value, v = full_precision(q, k, value, v)
+    q, k, value, v, mask = full_precision(q, k, value, v, mask)
     one_kind("additive_attention", q, k, value, v)
     _check(q, k, value, v, queries, keys, mask)
     if equations_only():
@@ -55,6 +55,8 @@ def _check(q: Tensor, k: Tensor, value: Tensor, v: Tensor, queries: Rows, keys: 
         raise ValueError(f"expected q (N, H), k (M, H), value (M, D) and v (H,), found {found}")
     if len(queries.length) != len(keys.length):
         raise ValueError(f"queries have {len(queries.length)} sequences, keys {len(keys.length)}")
+    check_rows(queries, len(queries.length))
+    check_rows(keys, len(queries.length))
     if mask is None:
         return
     if mask.dtype not in (torch.bool, q.dtype):

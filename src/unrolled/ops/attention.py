@@ -12,6 +12,7 @@ from unrolled.equations.dropout import Dropping
 from unrolled.ops._backend import (
     arrays,
     check_dropping,
+    check_rows,
     core,
     dropping_of,
     equations_only,
@@ -123,8 +124,7 @@ def attention(
     The weights (B, A, Tq, Tk) are those applied: after the dropout.
     Errors: ValueError for shapes that do not fit; TypeError for a mask that is neither boolean nor of the dtype of q.
     """
-    q, *others = full_precision(q, *(x for x in (k, v) if x is not None))
-    k, v = (*others, None, None)[:2]
+    q, k, v, mask, slopes = full_precision(q, k, v, mask, slopes)
     if k is None and keys is not None:
         raise ValueError("q, k and v side by side are the rows of one sequence each: keys must be None")
     keys = queries if keys is None else keys
@@ -170,8 +170,12 @@ def _check(q: Tensor, k: Tensor | None, v: Tensor | None, heads: int, queries: R
             f"expected q (N, A * F), k (M, A * F), v (M, A * O), or k and v side by side, or all three, "
             f"for A = {heads} heads and F at least 1; found {_shapes(q, k, v)}"
         )
-    if queries.length.shape != keys.length.shape:
-        raise ValueError(f"there are {len(queries.length)} sequences of queries and {len(keys.length)} of keys")
+    sequences = queries.length.shape[0]
+    if keys.length.shape[0] != sequences:
+        raise ValueError(f"there are {sequences} sequences of queries and {keys.length.shape[0]} of keys")
+    check_rows(queries, sequences)
+    if keys is not queries:
+        check_rows(keys, sequences)
     return width
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from unrolled.equations.cross_entropy import CrossEntropySaved, cross_entropy_backward, cross_entropy_forward
-from unrolled.ops._backend import arrays, core, equations_only, full_precision, on_core
+from unrolled.ops._backend import arrays, core, equations_only, full_precision, on_core, one_kind
 from unrolled.ops._register import apply, backward_op, register, with_signature
 
 
@@ -22,7 +22,8 @@ def cross_entropy(
     """The loss (N,) of each token in nats; the equation is in `equations.cross_entropy`.
 
     Shapes: logits (N, C), target (N,) int64, class_weight (C,) or None.
-    Errors: IndexError for a target that is neither in [0, C) nor `ignore_index`; ValueError for a wrong smoothing.
+    Errors: IndexError for a target that is neither in [0, C) nor `ignore_index`; ValueError for a wrong smoothing
+    and for shapes that do not fit; TypeError for different dtypes.
     """
     if not 0 <= label_smoothing <= 1:
         raise ValueError(f"label_smoothing must lie in [0, 1], found {label_smoothing}")
@@ -30,7 +31,10 @@ def cross_entropy(
         raise ValueError(f"expected logits (N, C) and target (N,), found {tuple(logits.shape)}, {tuple(target.shape)}")
     if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
         raise TypeError(f"target must be whole numbers, found {target.dtype}")
-    (logits,), target = full_precision(logits), target.to(torch.int64)
+    if class_weight is not None and class_weight.shape != logits.shape[1:]:
+        raise ValueError(f"expected class_weight ({logits.shape[1]},), found {tuple(class_weight.shape)}")
+    (logits, class_weight), target = full_precision(logits, class_weight), target.to(torch.int64)
+    one_kind("cross_entropy", logits, class_weight)
     if equations_only():
         return cross_entropy_forward(logits, target, class_weight, ignore_index, label_smoothing)[0]
     loss: Tensor = apply(_CrossEntropy, logits, target, class_weight, ignore_index, label_smoothing)[0]

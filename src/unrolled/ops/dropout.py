@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unrolled.equations.dropout import dropout_forward
-from unrolled.ops._backend import arrays, core, equations_only, on_core
+from unrolled.equations.dropout import Dropping, dropout_forward
+from unrolled.ops._backend import arrays, check_dropping, core, equations_only, full_precision, on_core, one_kind
 from unrolled.ops._register import apply, call, register, with_signature
 
 
@@ -17,10 +17,11 @@ def dropout(x: Tensor, p: float, seed: Tensor, layer: int, key: Tensor, t: Tenso
     """Drops units of x (N, F) with probability p; the mask is a function of (seed, layer, key[n], t[n], unit).
 
     The equation is in `equations.dropout`. Shapes: seed an int64 scalar, key and t int64 (N,).
-    Errors: ValueError for a probability outside [0, 1].
+    Errors: ValueError for a probability outside [0, 1] and for another shape; TypeError for another dtype.
     """
-    if not 0 <= p <= 1:
-        raise ValueError(f"the dropout probability must lie in [0, 1], found {p}")
+    (x,) = full_precision(x)
+    one_kind("dropout", x)
+    check_dropping(Dropping(p, seed, layer, key, t), x.shape[0])
     if equations_only():
         return dropout_forward(x, seed, layer, key, t, p)[0]
     y: Tensor = call(_Dropout, _forward, x, seed, layer, key, t, p)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from unrolled.equations.embedding import EmbeddingSaved, embedding_backward, embedding_forward
-from unrolled.ops._backend import arrays, core, equations_only, on_core
+from unrolled.ops._backend import arrays, core, equations_only, full_precision, on_core
 from unrolled.ops._register import apply, backward_op, register, with_signature
 
 
@@ -17,7 +17,7 @@ def embedding(token: Tensor, weight: Tensor, padding_index: int | None = None) -
 
     Errors: IndexError for a token outside [0, V).
     """
-    flat = token.reshape(-1)
+    flat, (weight,) = token.reshape(-1), full_precision(weight)
     if equations_only():
         y, _ = embedding_forward(flat, weight, padding_index)
     else:

@@ -69,8 +69,9 @@ def feed_forward(
     unless `unrolled.use("equations")`.
     """
     known("feed_forward", activation)
-    (x,) = full_precision(x)
-    one_kind("feed_forward", x, weight1, bias1, weight2, bias2, weight_gate, bias_gate)
+    numbers = full_precision(x, weight1, bias1, weight2, bias2, weight_gate, bias_gate)
+    one_kind("feed_forward", *numbers)
+    x, weight1, bias1, weight2, bias2, weight_gate, bias_gate = numbers
     _check(x, weight1, bias1, weight2, bias2, weight_gate, bias_gate, dropping)
     if dropping is not None and dropping.p == 0:
         dropping = None

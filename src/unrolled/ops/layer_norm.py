@@ -23,7 +23,7 @@ def layer_norm(x: Tensor, gain: Tensor | None = None, bias: Tensor | None = None
     if x.ndim == 0:
         raise ValueError("layer_norm: expected x (..., F), found a scalar")
     dtype, width = _norm.out_dtype(x), x.shape[-1]
-    _norm.check_row("layer_norm", width, gain=gain, bias=bias)
+    _norm.check_row("layer_norm", width, epsilon, gain=gain, bias=bias)
     wide, gain, bias = _norm.in_float("layer_norm", x, gain, bias)
     flat = wide if x.ndim == 2 else wide.reshape(math.prod(x.shape[:-1]), width)
     if equations_only():

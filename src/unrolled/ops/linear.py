@@ -15,7 +15,7 @@ from unrolled.ops._register import backward_op, call, register, with_signature
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`x W^T + b` for x (..., I), weight (O, I), bias (O,) or None; the equation is in `equations.linear`."""
-    (x,) = full_precision(x)
+    x, weight, bias = full_precision(x, weight, bias)
     one_kind("linear", x, weight, bias)
     if x.ndim == 0 or x.shape[-1] != weight.shape[1]:
         raise ValueError(f"expected x (..., {weight.shape[1]}), found shape {tuple(x.shape)}")

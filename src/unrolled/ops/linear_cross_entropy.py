@@ -49,8 +49,9 @@ def linear_cross_entropy(
             raise ValueError(f"expected {name} ({weight.shape[0]},), found {tuple(each.shape)}")
     if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
         raise TypeError(f"target must be whole numbers, found {target.dtype}")
-    (x,), target = full_precision(x), target.to(torch.int64)
+    x, weight, bias, class_weight = full_precision(x, weight, bias, class_weight)
     one_kind("linear_cross_entropy", x, weight, bias, class_weight)
+    target = target.to(torch.int64)
     given = x, weight, bias, target, class_weight, ignore_index, label_smoothing, reduction
     if equations_only():
         return linear_cross_entropy_forward(*given)[0]

@@ -12,17 +12,20 @@ from unrolled.equations.mean_squared_error import (
     mean_squared_error_backward,
     mean_squared_error_forward,
 )
-from unrolled.ops._backend import arrays, core, equations_only, on_core
+from unrolled.ops._backend import arrays, core, equations_only, full_precision, on_core, one_kind
 from unrolled.ops._register import apply, backward_op, register, with_signature
 
 
 def mean_squared_error(y: Tensor, target: Tensor) -> Tensor:
     """The mean of (y - target)^2 over all elements, 0 over none; the equation is in `equations.mean_squared_error`.
 
-    Errors: ValueError where the shapes differ (torch would broadcast, nearly always by mistake).
+    Errors: ValueError where the shapes differ (torch would broadcast, nearly always by mistake); TypeError for y of
+    whole numbers.
     """
     if y.shape != target.shape:
         raise ValueError(f"y and target must have one shape, found {tuple(y.shape)} and {tuple(target.shape)}")
+    y, target = full_precision(y, target)
+    one_kind("mean_squared_error", y)
     if equations_only():
         return mean_squared_error_forward(y, target)[0]
     loss: Tensor = apply(_MeanSquaredError, y, target)

@@ -11,7 +11,17 @@ import torch
 from torch import Tensor
 
 from unrolled.equations.recurrent_options import Weights as Weights
-from unrolled.ops._backend import arrays, core, equations_only, forward_mode, full_precision, on_core, one_kind
+from unrolled.ops._backend import (
+    arrays,
+    check_numbers,
+    check_rows,
+    core,
+    equations_only,
+    forward_mode,
+    full_precision,
+    on_core,
+    one_kind,
+)
 from unrolled.ops._recurrent import CELLS as CELLS
 from unrolled.ops._recurrent import SCALES, Inputs, Saved
 from unrolled.ops._recurrent_by_equation import equation_backward, equation_forward
@@ -77,31 +87,41 @@ def recurrence(
     as in `equations.recurrent_options`, the directions one below the other: weight_ih (D * G * H, I) ...; `rows` says
     where the steps of each sequence lie among the R; mask (D, B, P). Returns y (R, D * P), the directions side by side,
     and the last states, like state0. A row of no sequence has y = 0.
-    Errors: ValueError for weights that do not belong together. A second derivative is refused unless
-    `unrolled.use("equations")`.
+    Errors: ValueError for weights that do not belong together and for rows outside x; TypeError for dtypes. A second
+    derivative is refused unless `unrolled.use("equations")`.
     """
     w = weights
     if (w.norm_ih is None) != (w.norm_hh is None) or (w.norm_ih is None and w.norm_c is not None):
         raise ValueError("norm_ih and norm_hh come together, and norm_c only with them")
     if w.weight_hr is not None and cell in ("gru", "gru_before"):
         raise ValueError("a GRU has no projection weight_hr: its state goes into the next one as it is")
-    x, *states = full_precision(x, *state0)
+    x, h0, c0, *own = full_precision(x, *(*state0, None)[:2], *weights)
     mask = mask if mask is None else mask.to(x.dtype)
-    one_kind("recurrence", x, *states, *weights, mask)
-    h0, c0 = (*states, None)[:2]
+    one_kind("recurrence", x, h0, c0, *own, mask)
+    check_rows(rows, h0.shape[1])
+    if zoneout is not None:
+        _check_zoneout(zoneout, h0.shape[1])
     z = zoneout or Zoneout(0.0, 0.0, None, rows.start, 0)
     seed, keys = (z.seed, z.keys) if zoneout else (None, None)
     where = rows.start, rows.length
-    p = Inputs._make((cell, x, h0, c0, *weights, mask, seed, keys, *where, z.h, z.c, z.layer, bptt, rows.step))
+    p = Inputs._make((cell, x, h0, c0, *own, mask, seed, keys, *where, z.h, z.c, z.layer, bptt, rows.step))
     if equations_only():
         y, last, _ = equation_forward(p)
         return y, last
-    wanted = (x, h0, c0, *weights)
+    wanted = (x, h0, c0, *own)
     if forward_mode() or (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in wanted)):
         y, h_last, c_last, *_ = apply(_Recurrence, *p)
     else:
         y, h_last, c_last, *_ = _forward(*p, False)
     return y, (h_last,) if c0 is None else (h_last, c_last)
+
+
+def _check_zoneout(zoneout: Zoneout, sequences: int) -> None:
+    if not (0 <= zoneout.h <= 1 and 0 <= zoneout.c <= 1):
+        raise ValueError(f"zoneout: the rates must lie in [0, 1], found {zoneout.h} and {zoneout.c}")
+    check_numbers("zoneout: keys", zoneout.keys, (sequences,))
+    if zoneout.seed is not None:
+        check_numbers("zoneout: seed", zoneout.seed, ())
 
 
 @with_signature

@@ -38,7 +38,7 @@ def residual_norm(
         raise ValueError('residual_norm: kind "rms" has no bias')
     if x.ndim != 2 or x.shape != s.shape:
         raise ValueError(f"residual_norm: expected x and s (N, F), found {tuple(x.shape)} and {tuple(s.shape)}")
-    _norm.check_row("residual_norm", x.shape[1], gain=gain, bias=bias)
+    _norm.check_row("residual_norm", x.shape[1], epsilon, gain=gain, bias=bias)
     if dropping is not None:
         check_dropping(dropping, x.shape[0])
     dropping = None if dropping is None or dropping.p == 0 else dropping

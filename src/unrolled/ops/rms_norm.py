@@ -23,7 +23,7 @@ def rms_norm(x: Tensor, gain: Tensor | None = None, epsilon: float | None = None
     if x.ndim == 0:
         raise ValueError("rms_norm: expected x (..., F), found a scalar")
     dtype, width = _norm.out_dtype(x), x.shape[-1]
-    _norm.check_row("rms_norm", width, gain=gain)
+    _norm.check_row("rms_norm", width, epsilon, gain=gain)
     wide, gain = _norm.in_float("rms_norm", x, gain)
     flat = wide if x.ndim == 2 else wide.reshape(math.prod(x.shape[:-1]), width)
     epsilon = torch.finfo(flat.dtype).eps if epsilon is None else epsilon

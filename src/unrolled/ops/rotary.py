@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from unrolled.equations.positions import BASE, frequencies, rotary_forward
-from unrolled.ops._backend import arrays, core, equations_only, full_precision, on_core
+from unrolled.ops._backend import arrays, core, equations_only, full_precision, on_core, one_kind
 from unrolled.ops._register import apply, call, register, with_signature
 
 
@@ -23,6 +23,7 @@ def rotary(x: Tensor, t: Tensor, *, heads: int, columns: int | None = None, base
     whole numbers.
     """
     (x,) = full_precision(x)
+    one_kind("rotary", x)
     if x.ndim != 2 or t.shape != x.shape[:1]:
         raise ValueError(f"rotary: expected x (N, D) and t (N,), found {tuple(x.shape)} and {tuple(t.shape)}")
     if t.is_floating_point() or t.is_complex() or t.dtype == torch.bool:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 jaxtyping.install_import_hook("unrolled.equations", "beartype.beartype")
+jaxtyping.config.update("jaxtyping_disable", True)  # but where `checked`
 
 import unrolled.nn  # noqa: E402, F401  all operators, before a test takes the core away
 from unrolled.ops import _backend  # noqa: E402
@@ -69,11 +70,11 @@ def _repeatable() -> Iterator[None]:
 
 
 @pytest.fixture
-def unchecked() -> Iterator[None]:
-    """Without the check of shapes at run time, where it would take most of the time."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
+def checked() -> Iterator[None]:
+    """With the shapes in the signatures of equations checked at each call: where all cases are, for it takes long."""
     jaxtyping.config.update("jaxtyping_disable", False)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", True)
 
 
 @pytest.fixture

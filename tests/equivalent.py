@@ -47,8 +47,13 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         },
         **{f"options_backward, {what} in {_WEIGHTS} (2)": ORDER for what in ("shift dv", "shift du")},
         **{
-            f"options_backward, {change} parts in "
-            "return x.new_zeros(len(x), *parts[0].shape[1:]).index_copy(0, tokens, torch.cat(parts[::-1 ... (2)": FORM
+            f"_by_token, {change} parts in "
+            "return x.new_zeros(len(x), *parts[0].shape[1:]).index_copy(0, tokens, torch.cat(parts)) (2)": FORM
+            for change in CHANGES
+        },
+        **{
+            f"options_backward, {change} x in du, dv, dp, left, dprojected, dall = "
+            "pytree.tree_map(partial(_by_token, x, tokens), *parts ...": FORM
             for change in CHANGES
         },
         **{

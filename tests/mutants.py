@@ -4,7 +4,6 @@ from __future__ import annotations
 import __future__
 
 import ast
-import copy
 import inspect
 import sys
 from collections import Counter
@@ -115,17 +114,17 @@ def _define(function: ast.FunctionDef, scope: dict[str, Any]) -> None:
 
 
 def _edited(function: ast.FunctionDef) -> Iterator[tuple[str, ast.FunctionDef]]:
-    """Copies of a function, each with one edit, and a label that says which."""
+    """The function with one edit, until the next is asked for, and a label that says which."""
     seen: Counter[str] = Counter()
-    for index, (node, parent, statement) in enumerate(_nodes(function)):
+    for node, parent, statement in list(_nodes(function)):
+        part, where = (ast.unparse(n).split("\n")[0] for n in (node, statement))
         for what, edit in _edits(node, parent):
-            other = copy.deepcopy(function)
-            target, above, _ = list(_nodes(other))[index]
-            _replace(above, target, edit(target))
-            part, where = (ast.unparse(n).split("\n")[0] for n in (node, statement))
             label = f"{what} {part} in {where if len(where) <= LONGEST else where[:LONGEST] + ' ...'}"
             seen[label] += 1
-            yield label if seen[label] == 1 else f"{label} ({seen[label]})", other
+            new = edit(node)
+            _replace(parent, node, new)
+            yield label if seen[label] == 1 else f"{label} ({seen[label]})", function
+            _replace(parent, new, node)
 
 
 def _nodes(function: ast.FunctionDef) -> Iterator[tuple[Any, ast.AST, ast.AST]]:

@@ -44,25 +44,21 @@ def of_tensors(function: Callable[..., Any], inputs: dict[str, Any]) -> tuple[Ca
 def as_function(forward: Callable[..., Any], backward: Callable[..., Any]) -> Callable[..., Any]:
     """An equation and its closed form as one differentiable function."""
 
-    def function(**inputs: Any) -> Any:
-        leaves = differentiable(inputs)
+    class Pair(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, inputs: dict[str, Any], *values: Tensor) -> Any:
+            ctx.names = list(differentiable(inputs))
+            *outputs, ctx.saved = forward(**{**inputs, **dict(zip(ctx.names, values, strict=True))})
+            return tuple(outputs)
 
-        class Pair(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx: Any, *values: Tensor) -> Any:
-                *outputs, ctx.saved = forward(**{**inputs, **dict(zip(leaves, values, strict=True))})
-                return tuple(outputs)
+        @staticmethod
+        def backward(ctx: Any, *cotangents: Tensor) -> Any:
+            grads = by_name(backward(*cotangents, ctx.saved))
+            if set(grads) >= {f"d{name}" for name in ctx.names}:
+                return None, *(grads[f"d{name}"] for name in ctx.names)
+            return None, *grads.values()
 
-            @staticmethod
-            def backward(ctx: Any, *cotangents: Tensor) -> Any:
-                grads = by_name(backward(*cotangents, ctx.saved))
-                if set(grads) >= {f"d{name}" for name in leaves}:
-                    return tuple(grads[f"d{name}"] for name in leaves)
-                return tuple(grads.values())
-
-        return Pair.apply(*leaves.values())
-
-    return function
+    return lambda **inputs: Pair.apply(inputs, *differentiable(inputs).values())
 
 
 def plain_steps(inputs: dict[str, Any]) -> dict[str, Tensor]:
@@ -73,21 +69,23 @@ def plain_steps(inputs: dict[str, Any]) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("case", [case for case in FINITE_CASES if case.name in OPERATORS], ids=str)
-def test_finite_differences_of_the_operator(case: Case, backend: str, unchecked: None) -> None:
-    """With options along random directions of all inputs: there are many, and their equations are judged in full."""
+def test_finite_differences_of_the_operator(case: Case, backend: str) -> None:
+    """Entry by entry on the core. Along random directions of all inputs on the equation, which is judged in full below,
+    and with options, of which there are many."""
     function, values = of_tensors(case.operator.operator, case.inputs())
-    torch.autograd.gradcheck(function, values, fast_mode=case in OPTION_CASES + OPTION_TEETH_CASES, **GRADCHECK)
+    fast = backend == "equation" or case in OPTION_CASES + OPTION_TEETH_CASES
+    torch.autograd.gradcheck(function, values, fast_mode=fast, **GRADCHECK)
 
 
 @pytest.mark.parametrize("case", [case for case in EQUATION_CASES if case in FINITE_CASES], ids=str)
-def test_finite_differences_of_the_equation(case: Case, unchecked: None) -> None:
+def test_finite_differences_of_the_equation(case: Case) -> None:
     pair = as_function(case.operator.forward, case.operator.backward)
     function, values = of_tensors(pair, case.operator.to_equation(case.inputs()))
     torch.autograd.gradcheck(function, values, **GRADCHECK)
 
 
 @pytest.mark.parametrize("case", EQUATION_CASES, ids=str)
-def test_closed_form_against_independent_autograd(case: Case) -> None:
+def test_closed_form_against_independent_autograd(case: Case, checked: None) -> None:
     inputs = case.inputs()
     found = closed_form(case.operator.forward, case.operator.backward, case.operator.to_equation(inputs))
     expected = autograd(case.operator.plain, inputs)
@@ -98,7 +96,7 @@ def test_closed_form_against_independent_autograd(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_operator_against_independent_autograd(case: Case) -> None:
+def test_operator_against_independent_autograd(case: Case, checked: None) -> None:
     inputs = case.inputs()
     expected = autograd(case.operator.plain, inputs)
     limit, floor = bound(torch.float64, case.operator.length(inputs)), case.operator.cancels(inputs)
@@ -189,7 +187,7 @@ def strided(value: Tensor) -> Tensor:
     return wide[..., ::2].requires_grad_()
 
 
-def test_the_shapes_in_the_signatures_of_equations_are_checked_here() -> None:
+def test_the_shapes_in_the_signatures_of_equations_are_checked_here(checked: None) -> None:
     inputs = Case("linear", {}).inputs()
     with pytest.raises(jaxtyping.TypeCheckError, match="weight"):
         OPERATORS["linear"].forward(**{**inputs, "weight": inputs["weight"][:, 1:]})

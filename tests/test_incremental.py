@@ -37,7 +37,7 @@ def whole(model: Any, name: str, x: Any, memory: Any, **options: Any) -> Any:
 
 @pytest.mark.parametrize("name", MODELS)
 @given(data=st.data())
-def test_chunks_of_any_size_give_the_whole(name: str, unchecked: None, data: st.DataObject) -> None:
+def test_chunks_of_any_size_give_the_whole(name: str, data: st.DataObject) -> None:
     chunks = data.draw(st.lists(st.lists(st.integers(0, 3), min_size=3, max_size=3), min_size=1, max_size=4))
     lengths = data.draw(st.lists(st.integers(0, 4), min_size=3, max_size=3))
     capacity, form = data.draw(st.integers(1, 12)), data.draw(st.sampled_from(["ragged", "padded"]))

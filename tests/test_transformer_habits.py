@@ -138,7 +138,7 @@ def test_gradients_per_example_by_vmap(name: str, kind: str, backend: str) -> No
 
 
 @every_model
-def test_second_derivatives_under_equations_and_a_clear_error_elsewhere(name: str, unchecked: None) -> None:
+def test_second_derivatives_under_equations_and_a_clear_error_elsewhere(name: str) -> None:
     model = build(unrolled.nn, name, batch_first=True, activation="gelu")
     x, memory = example(1, 2)
     x.requires_grad_()

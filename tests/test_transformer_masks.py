@@ -50,9 +50,7 @@ OPTIONS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
 @pytest.mark.parametrize("name", MODELS)
 @given(data=st.data())
-def test_a_batch_equals_its_sequences_alone_in_any_order(
-    name: str, dropout: float, unchecked: None, data: st.DataObject
-) -> None:
+def test_a_batch_equals_its_sequences_alone_in_any_order(name: str, dropout: float, data: st.DataObject) -> None:
     pairs = data.draw(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=4))
     order = data.draw(st.permutations(range(len(pairs))))
     causal = data.draw(st.booleans())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -122,13 +123,16 @@ def recurrence_forward(
             torch.cat([a, s[n:]]) for a, s in zip(after, state, strict=True)
         )  # the ended keep their last state
 
-    def by_token(parts: tuple[Tensor, ...]) -> Tensor:
-        return u.new_zeros(len(x), weight_hh.shape[1]).index_copy(0, tokens, torch.cat(parts))
-
+    by_token = partial(_by_token, x, tokens)
     h, befores, kepts = zip(*trail, strict=True)
     before = tuple(by_token(tuple(b[i] for b in befores)) for i in range(len(state0)))
     kept = type(kepts[0])(*map(by_token, zip(*kepts, strict=True)))
     return by_token(h), state, RecurrenceSaved(x, before, state, kept, weight_ih, weight_hh, steps, cell, bptt)
+
+
+def _by_token(x: Tensor, tokens: Tensor, parts: tuple[Tensor, ...]) -> Tensor:
+    """(N, H) of the parts, one for each step; 0 where there is no token."""
+    return x.new_zeros(len(x), parts[0].shape[1]).index_copy(0, tokens, torch.cat(parts))
 
 
 def recurrence_backward(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -170,10 +171,7 @@ def options_forward(
         hs.append(after[0])
         trail.append(saved)
         state, done = tuple(torch.cat([a, s[n:]]) for a, s in zip(after, state, strict=True)), done + n
-
-    def by_token(*parts: Tensor) -> Tensor:
-        return x.new_zeros(len(x), *parts[0].shape[1:]).index_copy(0, tokens, torch.cat(parts))
-
+    by_token = partial(_by_token, x, tokens)
     y, trail = by_token(*hs), pytree.tree_map(by_token, *trail)
     norm_x = pytree.tree_map(by_token, norm_x)
     return y, state, OptionsSaved(x, trail, norm_x, w, steps, cell, mask, zoneout, bptt)
@@ -194,11 +192,7 @@ def options_backward(
         dstate = tuple(torch.cat([d, rest[n:]]) for d, rest in zip(dbefore, dstate, strict=True))
         dcell = [None if d is None or part is None else d + part for d, part in zip(dcell, dw, strict=True)]
         parts.append(grads)
-
-    def by_token(*parts: Tensor) -> Tensor:
-        return x.new_zeros(len(x), *parts[0].shape[1:]).index_copy(0, tokens, torch.cat(parts[::-1]))
-
-    du, dv, dp, left, dprojected, dall = pytree.tree_map(by_token, *parts)
+    du, dv, dp, left, dprojected, dall = pytree.tree_map(partial(_by_token, x, tokens), *parts[::-1])
     da = _bare(du, w.norm_ih, norm_x)  # (1)
     cut = _cut(dp, _rows_of_h(cell, w), 1)
     own_dweights: Any = dict(zip(cell.weights, dcell, strict=True))
@@ -212,6 +206,11 @@ def options_backward(
         None if w.norm_hh is None else (dv * torch.cat([n.normal for n in trail.norms], 1)).sum(0),  # (3), (4)
     )._replace(**own_dweights)
     return OptionsGrads(da @ w.weight_ih, dstate, dweights, dall)  # (1)
+
+
+def _by_token(x: Tensor, tokens: Tensor, *parts: Tensor) -> Tensor:
+    """(N, ...) of the parts, one for each step; 0 where there is no token."""
+    return x.new_zeros(len(x), *parts[0].shape[1:]).index_copy(0, tokens, torch.cat(parts))
 
 
 def _rows_of_h(cell: Cell, w: Weights) -> int:

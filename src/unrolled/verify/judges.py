@@ -94,8 +94,16 @@ def closed_form(forward: Function, backward: Function, inputs: Inputs) -> Result
     return outputs, dict(zip(wanted, grads.values(), strict=True))
 
 
+Differences = tuple[dict[str, list[tuple[Tensor, float]]], float]  # directions with their differences, and a floor
+
+
 def finite_difference_errors(function: Function, inputs: Inputs, grads: Mapping[str, Tensor]) -> dict[str, float]:
-    """For each gradient its relative error against central differences of `function` along four random directions.
+    """For each gradient its relative error against central differences of `function` along four random directions."""
+    return errors_against(finite_differences(function, inputs), grads)
+
+
+def finite_differences(function: Function, inputs: Inputs) -> Differences:
+    """Central differences of `function` along four random directions of each input.
 
     A direction moves all entries of one input at once, so the cost does not grow with its size and no entry escapes.
     """
@@ -108,21 +116,27 @@ def finite_difference_errors(function: Function, inputs: Inputs, grads: Mapping[
             ys = by_name(function(**{**inputs, **moved}))
             return sum(float((ys[name] * w).sum()) for name, w in weights.items())
 
-        floor = 1e-3 * sum(float((outputs[name] * w).abs().sum()) for name, w in weights.items())
-        errors = {}
+        found: dict[str, list[tuple[Tensor, float]]] = {}
         for name, x in differentiable(inputs).items():
-            if grads[name].shape != x.shape:
-                errors[name] = math.inf
-                continue
-            error, scale = 0.0, floor
             for _ in range(4):
                 v = torch.randn(x.shape, generator=generator, dtype=x.dtype)
-                by_difference = (loss(**{name: x + FINITE_STEP * v}) - loss(**{name: x - FINITE_STEP * v})) / (
-                    2 * FINITE_STEP
-                )
-                by_gradient = float((grads[name] * v).sum())
-                difference = abs(by_difference - by_gradient)
-                error = max(error, difference if math.isfinite(difference) else math.inf)
-                scale = max(scale, abs(by_difference), abs(by_gradient))
-            errors[name] = error / scale if 0 < error < math.inf else error
+                ahead, behind = (loss(**{name: x + step * v}) for step in (FINITE_STEP, -FINITE_STEP))
+                found.setdefault(name, []).append((v, (ahead - behind) / (2 * FINITE_STEP)))
+        return found, 1e-3 * sum(float((outputs[name] * w).abs().sum()) for name, w in weights.items())
+
+
+def errors_against(differences: Differences, grads: Mapping[str, Tensor]) -> dict[str, float]:
+    """The relative error of each gradient; infinite for one of another shape."""
+    errors, (found, floor) = {}, differences
+    for name, directions in found.items():
+        error, scale = 0.0, floor
+        for v, by_difference in directions:
+            if grads[name].shape != v.shape:
+                error = math.inf
+                continue
+            by_gradient = float((grads[name] * v).sum())
+            difference = abs(by_difference - by_gradient)
+            error = max(error, difference if math.isfinite(difference) else math.inf)
+            scale = max(scale, abs(by_difference), abs(by_gradient))
+        errors[name] = error / scale if 0 < error < math.inf else error
     return errors

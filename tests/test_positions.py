@@ -146,7 +146,7 @@ def test_rotary_is_linear_so_its_second_derivative_is_exact(backend: str) -> Non
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
-        ({"t": torch.zeros(3)}, ValueError, r"x \(N, W\) and t \(N,\), found \(2, 12\) and \(3,\)"),
+        ({"t": torch.zeros(3)}, ValueError, r"x \(N, D\) and t \(N,\), found \(2, 12\) and \(3,\)"),
         ({"t": torch.zeros(2)}, TypeError, "whole numbers, found torch.float32"),
         ({"columns": 13}, ValueError, r"columns must lie in \[0, 12\], found 13"),
         ({"heads": 4}, ValueError, "12 columns are not 4 heads of an even size"),

@@ -123,16 +123,16 @@ def recurrence_forward(
             torch.cat([a, s[n:]]) for a, s in zip(after, state, strict=True)
         )  # the ended keep their last state
 
-    by_token = partial(_by_token, x, tokens)
+    by_token = partial(_by_token, len(x), tokens)
     h, befores, kepts = zip(*trail, strict=True)
     before = tuple(by_token(tuple(b[i] for b in befores)) for i in range(len(state0)))
     kept = type(kepts[0])(*map(by_token, zip(*kepts, strict=True)))
     return by_token(h), state, RecurrenceSaved(x, before, state, kept, weight_ih, weight_hh, steps, cell, bptt)
 
 
-def _by_token(x: Tensor, tokens: Tensor, parts: tuple[Tensor, ...]) -> Tensor:
+def _by_token(N: int, tokens: Tensor, parts: tuple[Tensor, ...]) -> Tensor:
     """(N, H) of the parts, one for each step; 0 where there is no token."""
-    return x.new_zeros(len(x), parts[0].shape[1]).index_copy(0, tokens, torch.cat(parts))
+    return parts[0].new_zeros(N, parts[0].shape[1]).index_copy(0, tokens, torch.cat(parts))
 
 
 def recurrence_backward(

@@ -35,7 +35,7 @@ void mean_squared_error_forward(int64_t n, const T* y, const T* target, int thre
 
 template <class T>
 void mean_squared_error_backward(int64_t n, T dloss, const T* y, const T* target, int threads, T* dy) {
-  const T scale = static_cast<T>(2.0 * static_cast<double>(dloss) / static_cast<double>(n ? n : 1));
+  const T scale = static_cast<T>(2.0 * static_cast<double>(dloss) / static_cast<double>(n));  // read only where n > 0
   parallel_for(useful_threads(threads, 2.0 * static_cast<double>(n)), chunks_of(n), [&](int64_t i) {
     const int64_t end = (i + 1) * kChunk < n ? (i + 1) * kChunk : n;
     for (int64_t j = i * kChunk; j < end; ++j) dy[j] = scale * (y[j] - target[j]);  // (2), (1)

@@ -82,9 +82,8 @@ struct Keeping {
   T factor;
   explicit Keeping(double p) {
     const uint64_t threshold = threshold_of(p);
-    const bool none = threshold >> 32;  // no 32-bit number reaches it
-    least = static_cast<uint32_t>(none ? 0 : threshold);
-    factor = static_cast<T>(none ? 0 : 1 / (1 - p));
+    least = static_cast<uint32_t>(threshold);
+    factor = static_cast<T>(threshold >> 32 ? 0 : 1 / (1 - p));  // no 32-bit number reaches 2^32
   }
 };
 

@@ -169,3 +169,9 @@ def test_an_ignored_target_where_there_is_one_class(backend: str) -> None:
     x, weight = torch.randn(2, 3).double(), torch.randn(1, 3).double()
     loss = linear_cross_entropy(x, weight, None, torch.tensor([0, -100]), class_weight=torch.ones(1).double())
     assert loss == 0
+
+
+def test_a_target_that_weighs_nothing_has_loss_0_whatever_its_logits(backend: str) -> None:
+    x, weight, bias = torch.ones(1, 2).double(), torch.ones(2, 2).double(), torch.tensor([torch.inf, 0]).double()
+    class_weight = torch.tensor([1.0, 0.0]).double()
+    assert linear_cross_entropy(x, weight, bias, torch.tensor([1]), class_weight=class_weight) == 0

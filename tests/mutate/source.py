@@ -60,6 +60,8 @@ _ARITHMETIC = re.compile(
     r"//.*\(\d+\)|\bload\(|\bstore\(|\btotal<|[-+*]= [a-zD(-]|\bto\[f\] =|\bderivative = |\brest = "
     r"|\b(?:T|double|V|D|Vec<T>) \w+ = |\b(?:cos|sin|ds|s|y|density)\[[^]]*\] = "
     r"|\breturn (?:\w+ \* )?(?:x|word|phi)\b|\b(?:map_rows|outer_product|sum_tokens)\b"
+    r"|\bc\d\[v\] = |\bk\d \+= |\bfactor = static_cast|__builtin_nearbyint"
+    r"|\b(?:low|high) = UNROLLED_SHUFFLE\(a, b, \d, \d\)"  # of doubles, two to a vector
 )
 _WHOLE_NUMBERS = re.compile(
     r"\bint64_t\b|\bfor \(|\bmem(?:set|cpy)\(|\b(?:multiply|tile_rows|scores|pack_rows)\w*\(|\bt\d? [-+]="

@@ -11,11 +11,8 @@
 #include <string>
 #include <vector>
 
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
-
 #include "unrolled/core.h"
+#include "unrolled/schedule.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -90,18 +87,9 @@ inline unrolled::Rows rows_of(const Input<int64_t, 1>& start, const Input<int64_
   return {start.data(), length.data(), step};
 }
 
-// Large outputs are mostly memory that was never touched. The kernel hands it out about four times as fast in pages of 2 MB,
-// where it was told to.
 template <class A>
 void in_large_pages(const A& array) {
-#if defined(__linux__) && defined(MADV_HUGEPAGE)
-  constexpr uintptr_t kPage = 2 << 20;
-  const uintptr_t begin = reinterpret_cast<uintptr_t>(array.data()), first = (begin + kPage - 1) / kPage * kPage;
-  const uintptr_t last = (begin + array.nbytes()) / kPage * kPage;
-  if (last > first) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
-#else
-  (void)array;
-#endif
+  unrolled::in_large_pages(array.data(), array.nbytes());
 }
 template <class A>
 void in_large_pages(const std::optional<A>& array) {

@@ -23,11 +23,17 @@ struct FusedBackwardWeights {
     hh = pieces.take<T>(Gates::count(z.H) * padded<T>(z.H));
   }
 
-  void fill(const RecurrentBackward<T>& p, int64_t d) const {
+  void fill(const RecurrentBackward<T>& p, int64_t d, int helpers) const {
     const auto& z = p.sizes;
     const int64_t C = Gates::count(z.H), GH = Cell::kGates * z.H;
-    if (p.dx) pack_rows(C, z.I, ih, rows_of<Gates>(p.weight_ih + d * GH * z.I, z.H, z.I));
-    pack_rows(C, z.H, hh, rows_of<Gates>(p.weight_hh + d * GH * z.H, z.H, z.H));
+    const auto pack = [&](const T* weight, int64_t width, T* packed) {
+      const auto row = rows_of<Gates>(weight + d * GH * width, z.H, width);
+      for_groups(helpers, width, kPanel<T>, false, [&](int64_t c, int64_t columns) {
+        pack_rows(C, columns, packed + C * c, [&](int64_t k) { return row(k) ? row(k) + c : nullptr; });
+      });
+    };
+    if (p.dx) pack(p.weight_ih, z.I, ih);
+    pack(p.weight_hh, z.H, hh);
   }
 };
 
@@ -40,7 +46,7 @@ struct FusedBackward {
   const T **x_row, **h_prev_row, **c_prev_row, **kept_row, **du_row, **dv_row;  // [block rows]
   const T **h, **c, **dv_next;                                                  // [sequences]
   int64_t* row;                                                                 // [block rows]
-  T *du[2], *dv[2], *tile, *dx_block;  // [block rows, ld] twice, [kRows, kPanel], [block rows, ld of I]
+  T *du[2], *dv[2], *dx_block;         // [block rows, ld] twice, [block rows, ld of I]
   T *dh, *dc;                          // [sequences, ld of H] what reaches the state other than through v
   T *dweight_ih, *dweight_hh, *dbias_ih, *dbias_hh;  // [I, ld], [H, ld], [ld], [ld]: transposed, summed over tasks at the end
   int64_t sums;                                      // bytes of these four
@@ -63,7 +69,6 @@ struct FusedBackward {
       du[half] = pieces.take<T>(rows * ld);
       dv[half] = Cell::kSplit ? pieces.take<T>(rows * ld) : du[half];
     }
-    tile = pieces.take<T>(kRows * kPanel<T>);
     dh = pieces.take<T>(sequences * ld_h);
     dc = pieces.take<T>(Cell::kMemory ? sequences * ld_h : 0);
     dx_block = pieces.take<T>(p.dx ? rows * leading<T>(z.I) : 0);
@@ -72,9 +77,11 @@ struct FusedBackward {
   // du and dv of the n live sequences of step t, whose rows begin at `done` of the block. The first `going_on` of them have
   // a next step, whose dv comes back.
   void step(const RecurrentBackward<T>& p, int64_t d, int64_t t, int64_t going_on, int64_t n, int64_t done,
-            const T* packed_hh, T* du_block, T* dv_block) const {
+            const T* packed_hh, T* du_block, T* dv_block, int helpers) const {
     const int64_t H = p.sizes.H, DH = p.sizes.D * H, K = Gates::count(H), ld = leading<T>(K), ld_h = leading<T>(H);
-    for_groups(padded<T>(H), kPanel<T>, t % 2 == 1, [&](int64_t unit0, int64_t units) {
+    const int threads = useful_threads(helpers, static_cast<double>(n * H * K));
+    for_groups(threads, padded<T>(H), kPanel<T>, t % 2 == 1, [&](int64_t unit0, int64_t units) {
+      T tile[kRows * kPanel<T>];
       const auto finish = [&](int64_t r, const T* through_v) {
         const int64_t i = done + r;
         for (int64_t u = 0; u < units; u += W) {
@@ -119,6 +126,13 @@ struct FusedBackward {
     add_rows(du[half], m, C, dbias_ih);
     if (Cell::kSplit) add_rows(dv[half], m, C, dbias_hh);
     if (!p.dx) return;
+    if (padded<T>(I) >= 2 * helpers * kPanel<T>)
+      return for_groups(helpers, padded<T>(I), kPanel<T>, false, [&](int64_t c, int64_t columns) {
+        multiply(du_row, m, packed_ih + C * c, C, columns, kPanel<T>, dx_block + c, ld_x);
+        const int64_t width = columns < I - c ? columns : I - c;
+        for (int64_t i = 0; i < m; ++i)
+          memcpy(p.dx + (d * p.sizes.R + row[i]) * I + c, dx_block + i * ld_x + c, static_cast<size_t>(width) * sizeof(T));
+      });
     share(helpers, m, [&](int64_t first, int64_t n) {
       multiply(du_row + first, n, packed_ih, C, padded<T>(I), kPanel<T>, dx_block + first * ld_x, ld_x);
       for (int64_t i = first; i < first + n; ++i)
@@ -169,7 +183,7 @@ struct FusedBackward {
             memset(dh, 0, static_cast<size_t>(going_on * ld_h) * sizeof(T));
             if (Cell::kMemory) memset(dc, 0, static_cast<size_t>(going_on * ld_h) * sizeof(T));
           }
-          step(p, d, t, cut ? 0 : going_on, n, done, w.hh, du[half], dv[half]);
+          step(p, d, t, cut ? 0 : going_on, n, done, w.hh, du[half], dv[half], helpers);
           for (int64_t b = 0; b < n; ++b) {  // the state before this step is the one after the step before
             h[b] = h_prev_row[done + b];
             if (Cell::kMemory) c[b] = c_prev_row[done + b];
@@ -181,7 +195,8 @@ struct FusedBackward {
           half ^= 1;
         });
     // dh0 = W_hh^T dv of the first step, and what reaches h0 otherwise
-    for_groups(padded<T>(z.H), kPanel<T>, false, [&](int64_t unit0, int64_t units) {
+    for_groups(helpers, padded<T>(z.H), kPanel<T>, false, [&](int64_t unit0, int64_t units) {
+      T tile[kRows * kPanel<T>];
       for_tiles(begun, [&](int64_t r0, int height) {
         tile_rows(dv_next + r0, height, w.hh + K * unit0, K, units, tile, kPanel<T>);
         for (int64_t r = 0; r < height; ++r)
@@ -206,7 +221,7 @@ void fused_backward(const RecurrentBackward<T>& p) {
   const auto& z = p.sizes;
   const int64_t C = Gates::count(z.H), GH = Cell::kGates * z.H, ld = leading<T>(C);
   run_tasks<T, FusedBackwardWeights<T, Cell>, FusedBackward<T, Cell>>(
-      p, 2 * static_cast<double>(z.R * z.D * (z.I + z.H)) * static_cast<double>(C),
+      p, 2 * static_cast<double>(z.R * z.D * (z.I + z.H)) * static_cast<double>(C), true,
       [&](const Task& task, const FusedBackwardWeights<T, Cell>& w, const FusedBackward<T, Cell>& memory, int helpers) {
         memory.run(p, task, w, helpers);
       },

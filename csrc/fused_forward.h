@@ -19,15 +19,16 @@
 namespace unrolled {
 namespace UNROLLED_TARGET {
 
-// For the groups of C columns, forth in even steps and back in odd ones, so that the weights a step ended with are still in
-// the nearest cache when the next begins: f(first column, columns).
+// For the groups of C columns, shared out, forth in even steps and back in odd ones, so that the weights a step ended with
+// are still in the nearest cache when the next begins: f(first column, columns).
 template <class F>
-inline void for_groups(int64_t C, int64_t group, bool backwards, F&& f) {
-  const int64_t groups = ceil_div(C, group);
-  for (int64_t i = 0; i < groups; ++i) {
-    const int64_t c = (backwards ? groups - 1 - i : i) * group;
-    f(c, C - c < group ? C - c : group);
-  }
+inline void for_groups(int helpers, int64_t C, int64_t group, bool backwards, F&& f) {
+  share(helpers, ceil_div(C, group), [&](int64_t first, int64_t groups) {
+    for (int64_t i = 0; i < groups; ++i) {
+      const int64_t c = (first + (backwards ? groups - 1 - i : i)) * group;
+      f(c, C - c < group ? C - c : group);
+    }
+  });
 }
 
 // tile[r][0..columns) = a[r] times some columns of a packed matrix of depth K, for a few rows.
@@ -61,11 +62,17 @@ struct FusedForwardWeights {
     bias_hh = pieces.take<T>(C);
   }
 
-  void fill(const RecurrentForward<T>& p, int64_t d) const {
+  void fill(const RecurrentForward<T>& p, int64_t d, int helpers) const {
     const auto& z = p.sizes;
     const int64_t C = Gates::count(z.H), GH = Cell::kGates * z.H;
-    pack_columns(z.I, C, Gates::kGroup, ih, rows_of<Gates>(p.weight_ih + d * GH * z.I, z.H, z.I));
-    pack_columns(z.H, C, Gates::kGroup, hh, rows_of<Gates>(p.weight_hh + d * GH * z.H, z.H, z.H));
+    const auto pack = [&](const T* weight, int64_t width, T* packed) {
+      const auto row = rows_of<Gates>(weight + d * GH * width, z.H, width);
+      for_groups(helpers, C, Gates::kGroup, false, [&](int64_t c, int64_t columns) {
+        pack_columns(width, columns, Gates::kGroup, packed + width * c, [&](int64_t j) { return row(c + j); });
+      });
+    };
+    pack(p.weight_ih, z.I, ih);
+    pack(p.weight_hh, z.H, hh);
     for (int64_t c = 0; c < C; ++c) {
       const int64_t row = Gates::row(c, z.H);
       bias_ih[c] = row >= 0 && p.bias_ih ? p.bias_ih[d * GH + row] : 0;
@@ -83,7 +90,7 @@ struct FusedForward {
 
   const T **x_row, **h_before, **c_before;           // [block rows], [sequences]
   T **y_row, **h_after, **c_after, **kept_row;       // [sequences]
-  T *u, *tile;                                       // [block rows, ld], [kRows, kGroup]
+  T* u;                                              // [block rows, ld]
 
   FusedForward(Pieces& pieces, const RecurrentForward<T>& p, int64_t sequences) {
     const int64_t rows = block_rows(sequences);
@@ -95,13 +102,14 @@ struct FusedForward {
     c_after = pieces.take<T*>(sequences);
     kept_row = pieces.take<T*>(sequences);
     u = pieces.take<T>(rows * leading<T>(Gates::count(p.sizes.H)));
-    tile = pieces.take<T>(kRows * Gates::kGroup);
   }
 
   // The n live sequences of step t.
-  void step(int64_t H, int64_t t, int64_t n, const T* u_step, const FusedForwardWeights<T, Cell>& w) const {
+  void step(int64_t H, int64_t t, int64_t n, const T* u_step, const FusedForwardWeights<T, Cell>& w, int helpers) const {
     const int64_t C = Gates::count(H), ld = leading<T>(C);
-    for_groups(C, Gates::kGroup, t % 2 == 1, [&](int64_t c0, int64_t columns) {
+    const int threads = useful_threads(helpers, static_cast<double>(n * H * C));
+    for_groups(threads, C, Gates::kGroup, t % 2 == 1, [&](int64_t c0, int64_t columns) {
+      T tile[kRows * Gates::kGroup];
       for_tiles(n, [&](int64_t r0, int height) {
         tile_rows(h_before + r0, height, w.hh + H * c0, H, columns, tile, Gates::kGroup);  // (2)
         for (int64_t r = r0; r < r0 + height; ++r)
@@ -146,6 +154,10 @@ struct FusedForward {
     walk.forward(
         [&](int64_t i, int64_t row) { x_row[i] = p.x + row * z.I; },
         [&](int64_t m) {
+          if (C >= 4 * helpers * Gates::kGroup)  // the columns that a thread will read in the steps
+            return for_groups(helpers, C, Gates::kGroup, false, [&](int64_t c, int64_t columns) {
+              multiply(x_row, m, w.ih + z.I * c, z.I, columns, Gates::kGroup, u + c, ld);  // (1)
+            });
           share(helpers, m, [&](int64_t first, int64_t rows) {
             multiply(x_row + first, rows, w.ih, z.I, C, Gates::kGroup, u + first * ld, ld);  // (1)
           });
@@ -160,7 +172,7 @@ struct FusedForward {
             if (Cell::kMemory) c_after[b] = last || !p.c_prev ? p.c_last + place : p.c_prev + next;
             if (S) kept_row[b] = p.kept ? p.kept + (row * z.D + d) * S * z.H : nullptr;
           }
-          step(z.H, t, n, u + first * ld, w);
+          step(z.H, t, n, u + first * ld, w, helpers);
           for (int64_t b = 0; b < n; ++b) {
             h_before[b] = h_after[b];
             if (Cell::kMemory) c_before[b] = c_after[b];
@@ -174,7 +186,7 @@ void fused_forward(const RecurrentForward<T>& p) {
   const auto& z = p.sizes;
   const double C = static_cast<double>(Columns<T, Cell::kGates>::count(z.H));
   run_tasks<T, FusedForwardWeights<T, Cell>, FusedForward<T, Cell>>(
-      p, static_cast<double>(z.R * z.D * (z.I + z.H)) * C,
+      p, static_cast<double>(z.R * z.D * (z.I + z.H)) * C, true,
       [&](const Task& task, const FusedForwardWeights<T, Cell>& w, const FusedForward<T, Cell>& memory, int helpers) {
         memory.run(p, task, w, helpers);
       },

@@ -22,7 +22,7 @@ struct PhasedBackwardWeights {
     norm_hh = pieces.take<T>(C);
   }
 
-  void fill(const RecurrentBackward<T>& p, int64_t d) const {
+  void fill(const RecurrentBackward<T>& p, int64_t d, int) const {
     const auto& z = p.sizes;
     const int64_t C = Gates::count(z.H), K = columns_of_h<T, Row>(z.H), GH = Row::kGates * z.H;
     const auto row_hh = rows_of<Gates>(p.weight_hh + d * GH * z.P, z.H, z.P);
@@ -250,7 +250,7 @@ void phased_backward(const RecurrentBackward<T>& p) {
   const auto& z = p.sizes;
   const int64_t H = z.H, P = z.P, C = Gates::count(H), GH = Row::kGates * H, ld = leading<T>(C);
   run_tasks<T, PhasedBackwardWeights<T, Row>, PhasedBackward<T, Row>>(
-      p, 2 * static_cast<double>(z.R * z.D * (z.I + P)) * static_cast<double>(GH),
+      p, 2 * static_cast<double>(z.R * z.D * (z.I + P)) * static_cast<double>(GH), false,
       [&](const Task& task, const PhasedBackwardWeights<T, Row>& w, const PhasedBackward<T, Row>& memory, int helpers) {
         memory.run(p, task, w, helpers);
       },

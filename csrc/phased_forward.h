@@ -22,7 +22,7 @@ struct PhasedForwardWeights {
     for (T** vector : vectors) *vector = pieces.take<T>(C);
   }
 
-  void fill(const RecurrentForward<T>& p, int64_t d) const {
+  void fill(const RecurrentForward<T>& p, int64_t d, int) const {
     const auto& z = p.sizes;
     const int64_t C = Gates::count(z.H), K = columns_of_h<T, Row>(z.H), GH = Row::kGates * z.H;
     const auto row_hh = rows_of<Gates>(p.weight_hh + d * GH * z.P, z.H, z.P);
@@ -189,7 +189,7 @@ template <class T, class Row>
 void phased_forward(const RecurrentForward<T>& p) {
   const auto& z = p.sizes;
   run_tasks<T, PhasedForwardWeights<T, Row>, PhasedForward<T, Row>>(
-      p, static_cast<double>(z.R * z.D * (z.I + z.P)) * static_cast<double>(Row::kGates * z.H),
+      p, static_cast<double>(z.R * z.D * (z.I + z.P)) * static_cast<double>(Row::kGates * z.H), false,
       [&](const Task& task, const PhasedForwardWeights<T, Row>& w, const PhasedForward<T, Row>& memory, int helpers) {
         memory.run(p, task, w, helpers);
       },

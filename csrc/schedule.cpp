@@ -5,6 +5,10 @@
 #include <numeric>
 #include <vector>
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 namespace unrolled {
 
 Schedule::Schedule(const int64_t* length, int64_t B, int64_t D, int threads) {
@@ -43,7 +47,20 @@ void heaviest_first(Piece* piece, int64_t n) {
   if (!std::is_sorted(piece, piece + n, heavier)) std::stable_sort(piece, piece + n, heavier);
 }
 
-Scratch::Scratch(size_t bytes) : data_(static_cast<char*>(::operator new(bytes, std::align_val_t(64)))) {}
+void in_large_pages(const void* data, size_t bytes) {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+  constexpr uintptr_t kPage = 2 << 20;
+  const uintptr_t begin = reinterpret_cast<uintptr_t>(data), first = (begin + kPage - 1) / kPage * kPage;
+  const uintptr_t last = (begin + bytes) / kPage * kPage;
+  if (last > first) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+#else
+  (void)data, (void)bytes;
+#endif
+}
+
+Scratch::Scratch(size_t bytes) : data_(static_cast<char*>(::operator new(bytes, std::align_val_t(64)))) {
+  in_large_pages(data_, bytes);
+}
 Scratch::~Scratch() { ::operator delete(data_, std::align_val_t(64)); }
 
 }  // namespace unrolled

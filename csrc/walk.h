@@ -112,15 +112,21 @@ inline void share(int helpers, int64_t n, F&& f) {
   });
 }
 
+// Recurrent weights of so many bytes leave the nearest caches at every step: better that each thread reads a part of them,
+// for all sequences, than all of them for its own.
+constexpr int64_t kLarge = 1 << 20;
+
 // A call: packs the weights of each direction, then runs every task, then end(memory of a task). Packed and Memory are
-// laid out by Pieces: the first, (pieces, p), is filled by `fill(p, direction)`, the second is (pieces, p, sequences).
+// laid out by Pieces: the first, (pieces, p), is filled by `fill(p, direction, helpers)`, the second is (pieces, p, sequences).
+// `together`: a step can be shared among threads, which then go through one task together if the weights are large.
 template <class T, class Packed, class Memory, class P, class Run, class End>
-void run_tasks(const P& p, double operations, Run&& run, End&& end) {
+void run_tasks(const P& p, double operations, bool together, Run&& run, End&& end) {
   const auto& z = p.sizes;
   const int threads = useful_threads(z.threads, operations);
-  const Schedule schedule(p.rows.length, z.B, z.D, threads);
   Pieces weights(nullptr), own(nullptr);
   Packed(weights, p);
+  together = together && z.D == 1 && weights.used() * z.H / (z.H + z.I) > kLarge;
+  const Schedule schedule(p.rows.length, z.B, z.D, together ? 1 : threads);
   Memory(own, p, schedule.largest());
   const Scratch scratch(static_cast<size_t>(weights.used() * z.D + own.used() * schedule.tasks()));
   const auto packed = [&](int64_t d) {
@@ -131,7 +137,7 @@ void run_tasks(const P& p, double operations, Run&& run, End&& end) {
     Pieces pieces(scratch.data() + z.D * weights.used() + i * own.used());
     return Memory(pieces, p, schedule.largest());
   };
-  parallel_for(threads, z.D, [&](int64_t d) { packed(d).fill(p, d); });
+  parallel_for(threads, z.D, [&](int64_t d) { packed(d).fill(p, d, z.D == 1 ? threads : 1); });
   parallel_for(threads, schedule.tasks(), [&](int64_t i) {
     run(schedule[i], packed(schedule[i].direction), memory(i), schedule.tasks() == 1 ? threads : 1);
   });

@@ -148,6 +148,11 @@ LARGE_CASES = [
         Case(name, {"lengths": [300, 3], "input_size": 5, "hidden_size": 130, "layout": "time_major"})
         for name in ("rnn", "lstm", "gru")
     ),
+    # recurrent weights so large that threads share each step
+    *(
+        Case(name, {"lengths": [4, 0, 1, 3, 3, 2, 4], "input_size": 131, "hidden_size": hidden_size})
+        for name, hidden_size in (("rnn", 391), ("lstm", 205), ("gru", 230))
+    ),
     *(
         Case(name, {**LARGE, "recurrent_dropout": 0.3, "zoneout": (0.2, 0.1), "layer_norm": True, **more})
         for name, more in (

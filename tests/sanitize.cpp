@@ -220,6 +220,7 @@ int main() {
     on_every_cell(recurrent_case(9, 40, 2, std::vector<int64_t>(300, 4), 1, options));  // more rows than one block
     on_every_cell(recurrent_case(3, 70, 1, {611, 2, 300}, 2, options));
   }
+  on_every_cell(recurrent_case(131, 260, 1, {3, 0, 1, 2}, 1, 2));  // weights so large that threads share each step
   for (const int64_t N : {0, 1, 7, 37, 2500})  // the last is work enough for several threads
     for (const int64_t a : sizes) {
       if (N > 1000 && a != 67) continue;

@@ -83,6 +83,7 @@ def _one(index: int) -> Outcome:
 # The operators that a file serves, where they are not the one that it is named after, or more.
 _SERVED = {
     "activations": ("activation", "feed_forward"),
+    "few_queries": ("attention",),
     "feed_forward": ("activation", "feed_forward"),
     "attention": ("attention", "multiplicative_attention"),
     "layer_norm": ("layer_norm", "residual_norm"),

@@ -58,8 +58,9 @@ _TOKEN = re.compile(
 # sanitizers' to find. Of a loop on one line only the body counts.
 _ARITHMETIC = re.compile(
     r"//.*\(\d+\)|\bload\(|\bstore\(|\btotal<|[-+*]= [a-zD(-]|\bto\[f\] =|\bderivative = |\brest = "
-    r"|\b(?:T|double|V|D|Vec<T>) \w+ = |\b(?:cos|sin|ds|s|y|density)\[[^]]*\] = "
-    r"|\breturn (?:\w+ \* )?(?:x|word|phi)\b|\b(?:map_rows|outer_product|sum_tokens)\b"
+    r"|\b(?:T|double|V|D|Vec<T>) \w+ = |\b(?:cos|sin|ds|s|y|density|log_sum)\[[^]]*\] = "
+    r"|\b(?:low|v) [+>] (?:high|best)\b|\bhighest = |\breturn (?:\w+ \* )?(?:x|word|phi)\b"
+    r"|\b(?:map_rows|outer_product|sum_tokens)\b"
     r"|\bc\d\[v\] = |\bk\d \+= |\bfactor = static_cast|__builtin_nearbyint"
     r"|\b(?:low|high) = UNROLLED_SHUFFLE\(a, b, \d, \d\)"  # of doubles, two to a vector
 )
@@ -118,6 +119,7 @@ def _masked(text: str, file: str) -> str:
 
 
 _PARTS = {"target_share"}  # of a gradient, which the forward computes for the backward
+_FORWARDS = {"csrc/few_queries.h"}  # headers with a forward that no backward calls and no other stands for: decoding
 
 
 def _reached(regions: list[Region], texts: dict[str, str]) -> list[Region]:
@@ -125,7 +127,7 @@ def _reached(regions: list[Region], texts: dict[str, str]) -> list[Region]:
     gradient = re.compile("backward", re.IGNORECASE)
     own = {r.file for r in regions if gradient.search(r.name)}
     entry = {r: "forward" in r.name or r.name == Path(r.file).stem for r in regions}
-    alone = {r.file for r in regions if r.file not in own and not r.file.endswith(".h") and entry[r]}
+    alone = {r.file for r in regions if r.file not in own and not r.file.endswith(".h") and entry[r]} | _FORWARDS
     wanted = [r for r in regions if gradient.search(r.name) or r.name in _PARTS or (r.file in alone and entry[r])]
     codes = {file: _masked(text, file) for file, text in texts.items()}
     tables = {m[1]: m[2] for code in codes.values() for m in re.finditer(r"(k[A-Z]\w*)\b[^;(){]*= (\w+\(\w+\));", code)}
@@ -178,7 +180,7 @@ def _functions(file: str, code: str) -> Iterator[Region]:
         place = brace.start()
         inside = any(kind == "function" for kind, *_ in opened)
         if brace[0] == "{":
-            head = re.sub(r"template\s*<[^{};]*?>\s*(?=[a-z])", "", code[last:place])
+            head = re.sub(r"template\s*<[^{};]*?>\s*(?=[A-Za-z])", "", code[last:place])
             structure = re.search(r"\b(?:struct|class)\s+(\w+)", head)
             call = re.search(r"(~?\w+)\s*\(((?:[^()]|\([^()]*\))*)\)(?!\s*\()", head)
             if inside or not (structure or call) or "=" in head.split("(")[0]:

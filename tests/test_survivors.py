@@ -44,6 +44,8 @@ THREADED = [
     for sizes, cut in ((WIDE, {}), (LONG, {"bptt": 7}), (LONG, {"layout": "time_major"}), (ALONE, {}))
     for name, more in OPTIONS
 ]
+# Behind the last number of a row of scratch lies nothing.
+THREADED.append(Case("linear", {"tokens": 1, "input_size": 0, "output_size": 152}))
 # Rows that end within a vector, at its end, and where their cache lines do.
 WIDTHS = [
     Case(name, {"lengths": [2, 1], "hidden_size": width, "input_size": 18 - width, **more})
@@ -175,3 +177,13 @@ def test_a_target_that_weighs_nothing_has_loss_0_whatever_its_logits(backend: st
     x, weight, bias = torch.ones(1, 2).double(), torch.ones(2, 2).double(), torch.tensor([torch.inf, 0]).double()
     class_weight = torch.tensor([1.0, 0.0]).double()
     assert linear_cross_entropy(x, weight, bias, torch.tensor([1]), class_weight=class_weight) == 0
+
+
+def test_the_logarithm_that_a_query_without_keys_keeps_for_the_backward_is_0(backend: str) -> None:
+    x, keys = torch.randn(9, 2, dtype=torch.float64, requires_grad=True), Rows(torch.tensor([0]), 1, torch.tensor([2]))
+    for count in (3, 9):
+        queries = Rows(torch.tensor([0]), 1, torch.tensor([count]))
+        _, _, saved = attention_forward(x, x[:2], x[:2], 1, queries, keys, True)
+        found = attention(x[:count], x[:2], x[:2], heads=1, queries=queries, keys=keys, causal=True)
+        kept = saved.log_sum if _backend.core is None else found.grad_fn.saved_tensors[-1]
+        assert bool((kept[: count - 2] == 0).all())

@@ -132,7 +132,7 @@ def test_no_work_on_what_came_before(backend: str) -> None:
     x, memory = (torch.randn(BATCH, n, WIDTH, dtype=torch.float64) for n in (4, 5))
     state = begin(model, "TransformerDecoder", memory)
     model.step(x[:, :2], state)
-    before = [kv.data_ptr() for kv in state.key_value]
+    before = [kv.data_ptr() for kv in state._key_value]
 
     class Recorder(TorchDispatchMode):
         largest = 0
@@ -149,7 +149,7 @@ def test_no_work_on_what_came_before(backend: str) -> None:
         model.step(x[:, 2:3], state)
     assert recorder.largest <= 3 * WIDTH
     assert not any("aten::cat" in name for name in recorder.names)
-    assert [kv.data_ptr() for kv in state.key_value] == before
+    assert [kv.data_ptr() for kv in state._key_value] == before
 
 
 def test_dropout_of_a_step_is_that_of_its_positions(backend: str) -> None:

@@ -102,15 +102,7 @@ class TransformerEncoder(nn.Module):
         all tokens at once, without a gradient. No hook of a layer is called.
         Errors: ValueError for another number of sequences than the state holds.
         """
-        batch_first = _first(self).self_attn.batch_first
-        if lengths is None and keys is None and (y := one_token(self, src, state, batch_first)) is not None:
-            return y
-        x, caches, masks = state.enter(src, lengths, keys, batch_first, len(self.layers), 0)
-        for layer, cache in zip(self.layers, caches, strict=True):
-            y, _ = cast(TransformerEncoderLayer, layer).run(x, masks, False, cache)
-            x = x._replace(values=y)
-        state.advance(x.rows.length)
-        return x.restore(_normalised(x.values, self.norm))
+        return _step(self, src, state, lengths, keys, 0)
 
 
 class TransformerDecoder(nn.Module):
@@ -194,15 +186,7 @@ class TransformerDecoder(nn.Module):
     @torch.no_grad()
     def step(self, tgt: Batch, state: State, lengths: Lengths | None = None, *, keys: Lengths | None = None) -> Any:
         """The next tokens of each sequence, as in `TransformerEncoder.step`; each sees all of the memory."""
-        count, batch_first = len(self.layers), _first(self).self_attn.batch_first
-        if lengths is None and keys is None and (y := one_token(self, tgt, state, batch_first)) is not None:
-            return y
-        x, caches, masks = state.enter(tgt, lengths, keys, batch_first, count, count)
-        for layer, memory, cache in zip(self.layers, state.memory, caches, strict=True):
-            y, _ = cast(TransformerDecoderLayer, layer).run(x, memory, masks, state.memory_masks, False, cache)
-            x = x._replace(values=y)
-        state.advance(x.rows.length)
-        return x.restore(_normalised(x.values, self.norm))
+        return _step(self, tgt, state, lengths, keys, len(self.layers))
 
 
 class Transformer(nn.Module):
@@ -339,6 +323,19 @@ def _copies(layer: nn.Module, count: int, kind: type[nn.Module]) -> nn.ModuleLis
     if count < 1:
         raise ValueError(f"num_layers must be at least 1, found {count}")
     return nn.ModuleList([deepcopy(layer) for _ in range(count)])
+
+
+def _step(model: Any, x: Batch, state: State, lengths: Lengths | None, keys: Lengths | None, memories: int) -> Any:
+    batch_first = _first(model).self_attn.batch_first
+    if lengths is None and keys is None and (y := one_token(model, x, state, batch_first)) is not None:
+        return y
+    tokens, caches, masks = state.enter(x, lengths, keys, batch_first, len(model.layers), memories)
+    for n, (layer, cache) in enumerate(zip(model.layers, caches, strict=True)):
+        read = (state.memory[n], masks, state.memory_masks) if memories else (masks,)
+        y, _ = layer.run(tokens, *read, False, cache)
+        tokens = tokens._replace(values=y)
+    state.advance(tokens.rows.length)
+    return tokens.restore(_normalised(tokens.values, model.norm))
 
 
 def _first(module: Any) -> Any:

@@ -134,7 +134,7 @@ double add_losses(const Chunk<T>& c, double weights, double share) {
 // p - y in the place of exp(z - base) of a block, and its sum over the tokens.
 template <class T>
 void form(const Chunk<T>& c, T share, int64_t part, int64_t v, int64_t count, T* z) {
-  T* const factor = c.base_of(part, v);  // from here on
+  T* const factor = c.base_of(part, v);  // the base of the block is not needed any more
   for (int64_t t = 0; t < c.n; t += Simd<T>::width)
     store(factor + t, load(c.factor + t) * vexp(load(factor + t) - load(c.largest + t)));
   for (int64_t i = 0; i < count; ++i) {

@@ -43,6 +43,7 @@ OPTIONS: Options = {
             for more, steps in product(({}, {**_EVERYTHING, "mask": "learned"}), ((), ((0, 0), (0, 2)), ((3, 0),)))
         ),
         {"p": 1.0, "steps": ((2, 3),)},
+        {"need_weights": True, "steps": ((2, 3),), "size": 3},
         {"scale": 0.0, "mask": "boolean"},
     ],
     "multiplicative_attention": [

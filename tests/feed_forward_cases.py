@@ -28,6 +28,9 @@ LARGE: Options = {
         {"tokens": 701, "width": 97, "units": 67, "activation": "gelu", "gated": True, "p": 0.3},
         {"tokens": 67, "width": 130, "units": 517, "activation": "silu", "gated": True, "bias": False},
         {"tokens": 403, "width": 131, "units": 293, "activation": "gelu_tanh", "p": 0.1},
+        # more units than a block: of some rows, and of so few that no weight is packed
+        {"tokens": 61, "width": 5, "units": 523, "activation": "silu", "gated": True},
+        {"tokens": 7, "width": 5, "units": 523, "activation": "silu", "gated": True, "p": 0.3},
     ],
 }
 TEETH: Options = {

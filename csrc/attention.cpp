@@ -109,7 +109,9 @@ void attention_forward(const AttentionForward<T>& p) {
   const Extent extent(p.in);
   const double operations = extent.work * static_cast<double>(z.A * (z.F + z.G + 20));
   const int threads = useful_threads(z.threads, operations);
-  if (extent.Tq <= kFew && !p.weights) return forward_of_few(p, threads);
+  const bool few = extent.Tq <= kFew;
+  if (few) forward_of_few(p, threads);
+  if (few && !p.weights) return;
   int64_t n = 0;
   for (int64_t b = 0; b < z.B; ++b) n += z.A * ceil_div(p.in.queries.length[b], kChunk);
   const Scratch list(static_cast<size_t>(n) * sizeof(Piece));
@@ -129,7 +131,7 @@ void attention_forward(const AttentionForward<T>& p) {
     const Piece& piece = pieces[i];
     const ForwardScratch<T> own(z, extent, Carver<T>{reinterpret_cast<T*>(scratch.data()) + worker * share});
     const Head<T> head(p.in, piece.sequence, piece.head);
-    forward_piece(p, head, piece.first, piece.last, own);
+    if (!few) forward_piece(p, head, piece.first, piece.last, own);
     if (p.weights) weights_of(p, head, piece.first, piece.last, own);
   });
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import os
 import signal
@@ -38,6 +39,12 @@ def session(training: TrainingConfig) -> Iterator[Fabric]:
             torch.set_default_dtype(dtype)
 
 
+def _leave() -> None:
+    """Ends the threads of the group while Python still runs: what outlives it may abort the process at its end."""
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
 def _fabric(training: TrainingConfig) -> Fabric:
     processes = int(os.environ.get("WORLD_SIZE", 1))
     here = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
@@ -63,6 +70,8 @@ def _fabric(training: TrainingConfig) -> Fabric:
         plugins=LightningEnvironment() if processes == 1 else None,  # else a batch system's variables are obeyed
     )
     fabric.launch()
+    if processes > 1:
+        atexit.register(_leave)
     return fabric
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import pickle
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -147,7 +146,7 @@ def a_norm(model: Any, state: Any) -> None:
 
 def a_copy(model: Any, state: Any) -> Any:
     in_place(model, state)
-    return pickle.loads(pickle.dumps(copy.deepcopy(state)))
+    return copy.deepcopy(state)
 
 
 def beams(model: Any, state: Any) -> None:

@@ -43,13 +43,15 @@ class _Layer(NamedTuple):
 
 def one_token(model: Any, x: Any, state: State, batch_first: bool) -> Tensor | None:
     """What the model makes of one token of each sequence, (B, 1, D) or (1, B, D); None where it goes another way."""
+    if core is None or equations_only() or type(x) is not Tensor or x.is_nested:
+        return None
+    if forward_mode() or not readable(x) or is_in_torch_dispatch_mode():
+        return None
     step = _steps.get(model)
     if step is None or not step.as_it_was():
         step = _steps[model] = Step(model)
     shape = (len(state.lengths), 1, step.width) if batch_first else (1, len(state.lengths), step.width)
-    if step.layers is None or type(x) is not Tensor or x.is_nested or x.shape != shape or x.dtype is not step.dtype:
-        return None
-    if core is None or equations_only() or forward_mode() or not readable(x) or is_in_torch_dispatch_mode():
+    if step.layers is None or x.shape != shape or x.dtype is not step.dtype:
         return None
     held = None if step.busy() else state.held(x.dtype, len(step.layers), step.memories)
     if held is None:
